@@ -166,7 +166,11 @@ def test_the_weights_are_those_of_the_best_epoch(
     data = KNNDataModule(**DIGITS["init_args"])
     module = NodeClassifier(model(data.data.y, *right))
     result = training._fit(module, data, LastLogged(module), 30, patience)
+    curve = result.pop("curve")
     assert result == {"epoch": best, "epochs": epochs, "ended": ended}
+    # Where a score is not finite there is no point.
+    assert len(curve) <= epochs
+    assert curve[best - 1] == max(curve)
     assert module.model.epoch == best
 
 

@@ -32,7 +32,7 @@ from diffusion_mp_experiments.files.reading import (
     check_present,
     reading,
 )
-from diffusion_mp_experiments.files.text_tables import line_blocks
+from diffusion_mp_experiments.files.text_tables import count_lines, line_blocks
 from diffusion_mp_experiments.graphs.cached import CachedDataset, check_collated
 
 _TU = "from https://chrsmrrs.github.io/datasets."
@@ -65,7 +65,11 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
         FileNotFoundError: MUTAG of TUDataset...MUTAG_A.txt...https://chrsmrrs.github.io/datasets.
     """
     check_kind(name, "name", str, "the name of a data set, like MUTAG")
-    raw = as_path(root, "root") / name / "raw"
+    return read_tu(as_path(root, "root") / name / "raw", name)
+
+
+def read_tu(raw: Path, name: str, *, constant: bool = False) -> list[Data]:
+    """Return the graphs of `load_tu` from the folder `raw`; `constant` makes features of ones if nodes have none."""
     files = [
         raw / f"{name}_{part}.txt" for part in ("A", "graph_indicator", "graph_labels")
     ]
@@ -75,6 +79,10 @@ def load_tu(root: str | Path, name: str) -> list[Data]:
     with reading(raw, f"Fetch it anew, {_TU}"), TemporaryDirectory() as scratch:
         # PyG reads a folder, and this one is never written to.
         _rewrite(raw, name, Path(scratch))
+        has_features = any(Path(scratch).glob(f"{name}_node_*.txt"))
+        if constant and not has_features:
+            ones = "1\n" * count_lines(raw / f"{name}_graph_indicator.txt")
+            (Path(scratch) / f"{name}_node_attributes.txt").write_text(ones)
         data, slices, _ = read_tu_data(scratch, name)
         if data.x is None:
             raise ValueError("its nodes have neither labels nor attributes")

@@ -355,7 +355,11 @@ def _three_classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 #: Tables that scikit-learn brings along or draws.
+#: Tables whose rows have numbers.
+NUMBERS = ("diabetes", "friedman 1", "friedman 2", "friedman 3")
+#: All tables of `load_rows`; the others have classes.
 TABLES = (
+    *NUMBERS,
     "breast cancer",
     "digits",
     "iris",
@@ -368,15 +372,16 @@ TABLES = (
 
 
 def load_rows(name: str) -> Data:
-    """Load rows of a table and their classes; columns have mean zero and variance one, and there is no graph.
+    """Load rows of a table and their classes or numbers; columns have mean zero and variance one, without a graph.
 
     Args:
         name: "iris", "wine", "breast cancer" or "digits" of scikit-learn; or drawn: "moons" and "rings" (two classes),
-            "two classes" (90 and 10 %), "three classes" (70, 25 and 5 %).
+            "two classes" (90 and 10 %), "three classes" (70, 25 and 5 %). With a number for every row: "diabetes" of
+            scikit-learn; or drawn, Friedman's (1991) three functions with noise, "friedman 1" to "friedman 3".
 
     Shapes:
         x: [N, C].
-        y: [N].
+        y: [N], classes (int64), or numbers (float32) of mean zero and variance one.
 
     Examples:
         >>> load_rows("iris").x.shape
@@ -393,16 +398,21 @@ def load_rows(name: str) -> Data:
         ),
         "two classes": lambda: _two_classes(0),
         "three classes": lambda: _three_classes(0),
+        "friedman 1": lambda: datasets.make_friedman1(1_000, noise=1, random_state=0),
+        "friedman 2": lambda: datasets.make_friedman2(1_000, noise=50, random_state=0),
+        "friedman 3": lambda: datasets.make_friedman3(1_000, noise=0.1, random_state=0),
     }
     if name in drawn:
         rows, labels = drawn[name]()
     else:
         load = getattr(datasets, f"load_{name.replace(' ', '_')}")
         rows, labels = load(return_X_y=True)
-    rows = StandardScaler().fit_transform(rows)
-    return Data(
-        x=torch.from_numpy(rows).float(), y=torch.from_numpy(labels.astype(np.int64))
-    )
+    rows = torch.from_numpy(StandardScaler().fit_transform(rows)).float()
+    if name in NUMBERS:
+        y = torch.from_numpy((labels - labels.mean()) / labels.std()).float()
+    else:
+        y = torch.from_numpy(labels.astype(np.int64))
+    return Data(x=rows, y=y)
 
 
 _POOL_SEED = 2025  # the same in every run

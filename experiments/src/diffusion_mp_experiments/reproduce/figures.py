@@ -1,6 +1,6 @@
 """Pictures of tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -246,4 +246,47 @@ def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
         title=f"{table.title}: the energy of the trained networks",
     )
     axes.legend(frameon=False)
+    figure.savefig(path)
+
+
+def draw_scores(path: Path, table: Table, lines: Sequence[Line]) -> None:
+    """Draw the test score of every row with its standard deviation over splits."""
+    figure, (axes,) = _panels(8, 1.5 + 0.32 * len(lines))
+    means, deviations = np.transpose([line.score for line in lines])
+    axes.errorbar(
+        means,
+        range(len(lines)),
+        xerr=np.where(np.isnan(deviations), 0, deviations),
+        fmt="o",
+        color=_COLOURS[0],
+        capsize=3,
+    )
+    _name_rows(axes, [line.title for line in lines])
+    axes.set_xlabel(table.metric.title)
+    figure.savefig(path)
+
+
+def draw_learning(path: Path, curves: Mapping[str, Sequence[float]]) -> None:
+    """Draw the validation score of every row by epoch."""
+    figure, (axes,) = _panels(8, 4.5)
+    axes.set_prop_cycle(cycler(linestyle=["-", "--", ":"]) * cycler(color=_COLOURS))
+    for title, curve in curves.items():
+        axes.plot(range(1, len(curve) + 1), curve, label=title)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("validation score")
+    figure.legend(loc="outside right upper", fontsize=7)
+    figure.savefig(path)
+
+
+def draw_steps(path: Path, energies: Mapping[str, Sequence[float]]) -> None:
+    """Draw the energy of the blocks of a trained network at every step."""
+    figure, panels = _panels(3.2 * len(energies), 3.0, len(energies))
+    for axes, (title, values) in zip(panels, energies.items(), strict=True):
+        axes.plot(
+            range(len(values)), values, marker="o", markersize=3, color=_COLOURS[2]
+        )
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0].set_ylabel("energy F")
     figure.savefig(path)

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from diffusion_mp_experiments.reproduce.table import (
 )
 from diffusion_mp_experiments.reproduce.training import train
 from diffusion_mp_experiments.train.checkpoints import check_writable
-from diffusion_mp_experiments.train.many_runs import each
+from diffusion_mp_experiments.train.many_runs import Runner, each
 
 
 def drawn(path: str, axis: Any, random: np.random.RandomState) -> Any:
@@ -151,26 +152,44 @@ def reproduce(
     try:
         # Two processes would train the same runs and mix their lines.
         with FileLock(out / "lock", timeout=0):
-            return _Harness(table, out, save, device).make(rows, jobs)
+            return Harness(table, out, save, device).make(rows, jobs)
     except Timeout as error:
         raise ValueError(
             f"Another process is at work in {out}; wait for it, or give another --out."
         ) from error
 
 
-class _Harness:
-    def __init__(self, table: Table, out: Path, save: Path | None, device: str) -> None:
+class Harness:
+    """The runs of a table in a folder: those that are done, and what is still to be trained.
+
+    Args:
+        table: the table.
+        out: the folder of the results.
+        save: a folder for models, see `reproduce`.
+        device: where networks train.
+        train_each: trains runs as `each` does, by default in as many processes as `make` is told.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        out: Path,
+        save: Path | None = None,
+        device: str = "cpu",
+        train_each: Runner | None = None,
+    ) -> None:
         self.table = table
         self.out = out
         self.save = save
         self.device = device
+        self.train_each = train_each
         self.records = Records(
             out / "runs.jsonl", "row config split seed tuning validation seconds"
         )
         # A run is known by what decides its number, so a table that was changed keeps what is as before.
         self.done = {key(record): record for record in self.records.lines}
 
-    def make(self, rows: Sequence[Row], jobs: int) -> list[Record]:
+    def make(self, rows: Sequence[Row], jobs: int = 1) -> list[Record]:
         trials = [
             trial
             for row in rows
@@ -183,9 +202,14 @@ class _Harness:
         total = len(trials) + len(rows) * self.table.splits * self.table.seeds
         with tqdm(total=total, unit="run", desc=self.table.name, smoothing=0) as bar:
             self.run([planned for _, planned in trials], jobs, bar)
-            self.run(
-                [planned for row in rows for planned in self.reported(row)], jobs, bar
-            )
+            reported = [planned for row in rows for planned in self.reported(row)]
+            # By split and then by row, for the same reason.
+            reported.sort(key=lambda planned: planned[0]["split"])
+            self.run(reported, jobs, bar)
+        return self.write()
+
+    def write(self) -> list[Record]:
+        """Write the lines of all complete rows to `results.jsonl`, and return them."""
         results = [record for row in self.table.rows for record in self.results(row)]
         write_records(
             [budget(self.table), *results] if results else [],
@@ -202,7 +226,11 @@ class _Harness:
         of_row = searches(self.table, row)
         for split in range(self.table.splits):
             search = of_row[split if self.table.nested else 0]
-            settings = search.best(self.values(search))
+            values = self.values(search)
+            # Stopped before the first trial has ended.
+            if search.splits and not values:
+                continue
+            settings = search.best(values)
             yield from (
                 self.planned(row, settings, split, seed, tuning=False)
                 for seed in range(self.table.seeds)
@@ -228,7 +256,8 @@ class _Harness:
         bar.n += len(runs) - len(left)
         bar.initial += len(runs) - len(left)
         bar.refresh()
-        for (planned, *_), result in each(_train, list(left.values()), jobs):
+        trained = self.train_each or partial(each, jobs=jobs)
+        for (planned, *_), result in trained(_train, list(left.values())):
             record = planned | result
             # Otherwise it was trained again only for its model.
             if key(record) not in self.done:
@@ -268,11 +297,11 @@ class _Harness:
                 means[number] = mean
         return means
 
-    def results(self, row: Row) -> list[Record]:
-        """Return the lines of a row, or none while the row is incomplete."""
+    def results(self, row: Row, partly: bool = False) -> list[Record]:
+        """Return the lines of a row, or none while the row is incomplete; `partly` returns what there is."""
         tried = [(search, self.values(search)) for search in searches(self.table, row)]
         # Whatever is missing in a search may still be its best setting.
-        if any(
+        if not partly and any(
             search.splits and len(values) < len(search.settings)
             for search, values in tried
         ):
@@ -280,8 +309,12 @@ class _Harness:
         lines = []
         for planned, _ in self.reported(row):
             if key(planned) not in self.done:
+                if partly:
+                    continue
                 return []
-            lines.append({"kind": "run", **self.done[key(planned)]})
+            run = {"kind": "run", **self.done[key(planned)]}
+            run.pop("curve", None)  # a line of its own length, for pictures only
+            lines.append(run)
         for search, values in tried:
             trials = [
                 {"settings": settings, "value": values.get(k)}
@@ -290,6 +323,7 @@ class _Harness:
             seconds = sum(
                 self.done[key(planned)]["seconds"]
                 for _, (planned, _) in self.trials(search)
+                if key(planned) in self.done
             )
             lines.append(
                 {

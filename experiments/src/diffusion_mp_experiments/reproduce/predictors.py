@@ -1,10 +1,11 @@
 """Rows of a table that are fitted to the training data at once, not trained by epochs."""
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator, clone, is_classifier
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
@@ -21,14 +22,15 @@ from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 
 
 class Predictor(nn.Module):
-    """Base class: scores [N, C] of every node of one graph, computed once; subclasses define `scores`."""
+    """Base class: scores [N, C] or numbers [N, 1] of the nodes of a graph, computed once by `scores` of a subclass."""
 
     fixed_scores: Tensor
 
     def fit(self, data: FullGraphDataModule) -> None:
         nodes = data.data
+        unknown = math.nan if nodes.y.is_floating_point() else -1
         # So no predictor can see another label, whatever it computes.
-        y = nodes.y.where(nodes.train_mask, -1)
+        y = nodes.y.where(nodes.train_mask, unknown)
         scores = self.scores(nodes.x, Graph.from_data(nodes), y, data.num_classes)
         # A buffer, to move with the module; and no part of a saved model, which is computed anew.
         self.register_buffer("fixed_scores", scores, persistent=False)
@@ -72,11 +74,11 @@ class LogisticRegression(Predictor):
 
 
 class Estimator(Predictor):
-    """A classifier of scikit-learn, or one with its interface, on the features.
+    """A classifier or regressor of scikit-learn, or one with its interface, on the features.
 
     Args:
-        estimator: the classifier. Its random state, if any, is the seed of the run.
-        unlabelled: whether it is also fitted to rows without a label, which have -1 in y.
+        estimator: the estimator. Its random state, if any, is the seed of the run.
+        unlabelled: whether it is also fitted to rows without a label, which have -1, or NaN, in y.
     """
 
     def __init__(self, estimator: BaseEstimator, unlabelled: bool = False) -> None:
@@ -90,8 +92,16 @@ class Estimator(Predictor):
             model.set_params(random_state=int(torch.randint(2**31 - 1, ())))
         features = _array(x).astype(np.float64)
         labels = y.cpu().numpy()
-        chosen = np.ones(len(labels), bool) if self.unlabelled else labels >= 0
+        known = labels >= 0 if is_classifier(model) else ~np.isnan(labels)
+        chosen = np.ones(len(labels), bool) if self.unlabelled else known
         model.fit(features[chosen], labels[chosen])
+        if not is_classifier(model):
+            return (
+                torch.from_numpy(model.predict(features))
+                .float()
+                .view(-1, 1)
+                .to(y.device)
+            )
         # Label spreading has no probabilities where no label arrives.
         found = np.nan_to_num(model.predict_proba(features)).clip(1e-6)
         found /= found.sum(1, keepdims=True)

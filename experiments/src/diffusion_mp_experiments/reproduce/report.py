@@ -129,7 +129,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return mean, deviation
 
 
-def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
@@ -143,14 +143,14 @@ def markdown(table: Table, lines: Sequence[Line]) -> str:
     ahead = [f"ahead of {table.row(name).title}" for name in baselines]
     rows = []
     for line in lines:
-        cells = [line.title, _spread(line.score, digits)]
-        cells += [_signed(line.differences.get(name), digits) for name in baselines]
+        cells = [line.title, spread(line.score, digits)]
+        cells += [signed(line.differences.get(name), digits) for name in baselines]
         for name in ablations:
             # Rows without an attention have nothing to replace.
             score = line.ablated.get(name)
             cells.append("" if score is None else f"{score:.{digits}f}")
         rows.append([*cells, f"{line.validation:.{digits}f}", str(line.trials)])
-    return _grid(
+    return grid(
         ["", table.metric.title, *ahead, *ablations, "validation", "trials"], rows
     )
 
@@ -183,39 +183,39 @@ def curves(table: Table, lines: Sequence[Line]) -> str:
     sweep, lines_of = points(table, lines)
     title = table.metric.title
 
-    def grid(cell: Callable[[Line], str]) -> str:
+    def of_lines(cell: Callable[[Line], str]) -> str:
         rows = []
         for curve, at in lines_of:
             cells = [cell(at[k]) if k in at else "" for k in range(len(sweep.values))]
             if at:
                 rows.append([curve, *cells])
-        return _grid([sweep.title, *map(str, sweep.values)], rows)
+        return grid([sweep.title, *map(str, sweep.values)], rows)
 
     def last_state(name: str, line: Line) -> str:
         states = line.states.get(name)
         return f"{states[-1]:.3g}" if states else ""
 
-    scores = grid(lambda line: _spread(line.score, table.metric.digits))
+    scores = of_lines(lambda line: spread(line.score, table.metric.digits))
     parts = [f"{title[:1].upper() + title[1:]}:\n\n{scores}"]
     for name in last_measures(lines):
-        last = grid(partial(last_state, name))
+        last = of_lines(partial(last_state, name))
         parts.append(f"Last state of the trained model, {MEASURES[name]}:\n\n{last}")
     return "\n\n".join(parts)
 
 
-def _spread(value: Estimate, digits: int) -> str:
+def spread(value: Estimate, digits: int) -> str:
     mean, deviation = value
     if math.isnan(deviation):
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
-def _signed(value: Estimate | None, digits: int) -> str:
+def signed(value: Estimate | None, digits: int) -> str:
     if value is None:
         return ""
     mean, deviation = value
     # The sign of mathematics, not the hyphen.
-    return f"{'+' if mean >= 0 else '−'}{_spread((abs(mean), deviation), digits)}"
+    return f"{'+' if mean >= 0 else '−'}{spread((abs(mean), deviation), digits)}"
 
 
 def section(table: Table, lines: Sequence[Line], notes: str = "") -> str:
@@ -255,12 +255,12 @@ def summary(
     """A row for every table: its GCN, and the rows with the best validation scores; its title links to its page."""
 
     def cell(table: Table, line: Line) -> str:
-        return f"{line.title}: {_spread(line.score, table.metric.digits)}"
+        return f"{line.title}: {spread(line.score, table.metric.digits)}"
 
     rows = []
     for table, lines in tables:
         gcn = [
-            _spread(line.score, table.metric.digits)
+            spread(line.score, table.metric.digits)
             for line in lines
             if line.row == "gcn"
         ]
@@ -272,7 +272,7 @@ def summary(
         link = f"[{table.title}]({folder}/{table.name}.md)"
         rows.append([link, table.metric.title, *(gcn or [""]), *cells])
     places = ["best on validation", "second", "third"]
-    return _grid(["table", "score", "GCN", *places[:best]], rows)
+    return grid(["table", "score", "GCN", *places[:best]], rows)
 
 
 def chosen(table: Table, records: Iterable[Record]) -> str:
@@ -320,7 +320,7 @@ def card(table: Table, record: Record, flags: str) -> str:
         "versions": ", ".join(versions),
         "made by": f"`diffusion-mp reproduce {table.name} --only {row.curve or row.name} {flags}`",
     }
-    return f"# {table.title}: {row.title}\n\n{_grid(['', ''], facts.items())}\n"
+    return f"# {table.title}: {row.title}\n\n{grid(['', ''], facts.items())}\n"
 
 
 def _counted(number: object, what: str) -> str:

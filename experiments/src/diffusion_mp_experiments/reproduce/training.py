@@ -176,6 +176,11 @@ def build(kind: type, config: Config) -> Any:
         raise ValueError(f"{config} makes no {kind.__name__}: {error}") from error
 
 
+def data_module(config: Config, split: int = 0, tuning: bool = True) -> DataModule:
+    """Return the data module of the configuration of a run, with its data read."""
+    return _data(json.dumps(config["data"], sort_keys=True), split, tuning, "cpu")
+
+
 @lru_cache(4)
 def _data(config: str, split: int, tuning: bool, device: str) -> DataModule:
     options = with_arguments(json.loads(config), split=split, tuning=tuning)
@@ -227,6 +232,7 @@ def _fit(
     best = 0
     done = 0
     ended = "epochs"
+    curve: list[float] = []
     state: dict[str, Tensor] = {}
     try:
         while done < epochs and ended == "epochs":
@@ -238,6 +244,7 @@ def _fit(
             _evaluate(module, validation, "val")
             new = logged.take("val_score")
             done += 1
+            curve.append(round(new, 4))
             if new > score:
                 score = new
                 best = done
@@ -252,7 +259,9 @@ def _fit(
     # Without a finite score there is no best epoch, and nothing to go back to.
     if state:
         module.load_state_dict(state)
-    return {"epoch": best, "epochs": done, "ended": ended}
+    # JSON has no NaN.
+    curve = [score for score in curve if math.isfinite(score)]
+    return {"epoch": best, "epochs": done, "ended": ended, "curve": curve}
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch_geometric.data import Data
+from torch_geometric.utils import negative_sampling
 from torchmetrics import Metric
 
 from diffusion_mp.checks import (
@@ -109,10 +110,15 @@ class Supervised(LightningModule):
             Tensor,
             "a tensor of labels, a row for every node, or for every graph of a batch",
         )
+        # A number is a single output.
+        if batch.y.is_floating_point() and batch.y.dim() == 1 and outputs.dim() == 2:
+            outputs = outputs.squeeze(1)
         return outputs, batch.y
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy of classes [N] (`node_cross_entropy`) or labels [N, T] (`multi_label_loss`)."""
+        """Return the mean squared error of numbers [N], the cross-entropy of classes [N], or of labels [N, T]."""
+        if targets.is_floating_point() and targets.dim() == 1:
+            return mean_squared_error(outputs, targets)
         several = targets.dim() == 2 and (targets.size(1) > 1 or outputs.size(1) == 1)
         return (multi_label_loss if several else node_cross_entropy)(outputs, targets)
 
@@ -299,8 +305,39 @@ class Forecaster(Supervised):
             )
         return batch.base + self.gain * correction.squeeze(-1)
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return mean_squared_error(outputs, targets)
+
+class LinkPredictor(Supervised):
+    """Train a model with `task="link"` to tell the edges of a graph from other pairs of nodes.
+
+    Batches are graphs with `edge_label_index` and `edge_label`, as PyG's ``RandomLinkSplit`` makes them. In training
+    edge_label_index holds edges, and every step draws as many other pairs.
+
+    Args:
+        model: a model of the library with ``task="link"``.
+        lr: learning rate.
+        options: of `Supervised`; the metric is "roc_auc" by default.
+
+    Examples:
+        >>> module = LinkPredictor(DiffusionGNN(4, 16, 8, task="link"))
+    """
+
+    def __init__(self, model: nn.Module, lr: float = 0.01, **options: Any) -> None:
+        options.setdefault("metric", "roc_auc")
+        super().__init__(model, lr, **options)
+
+    def forward(self, batch: Data, pairs: Tensor) -> Tensor:
+        inputs = [batch.x, batch.edge_index, batch.edge_weight]
+        return _called(self.model, *inputs, edge_label_index=pairs)
+
+    def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
+        pairs = batch.edge_label_index
+        labels = batch.edge_label
+        if stage == "train":
+            others = negative_sampling(batch.edge_index, batch.num_nodes, pairs.size(1))
+            pairs = torch.cat([pairs, others], 1)
+            labels = torch.cat([labels, labels.new_zeros(others.size(1))])
+        # One task, in a column.
+        return self(batch, pairs).view(-1, 1), labels.view(-1, 1)
 
 
 def _called(model: nn.Module, *inputs: Any, **features: Any) -> Tensor:

@@ -17,6 +17,7 @@ _USAGE = """diffusion-mp trains energy-constrained diffusion models.
 
   diffusion-mp                                the table `digits`: certified networks beside others, report in runs/
   diffusion-mp --splits 3                     the same with an option of reproduce
+  diffusion-mp compare DATA --minutes 10      which model is best on your own graph, molecules or table
   diffusion-mp reproduce TABLE --jobs 2       another table, or your own with --configs FOLDER; --quick takes minutes
   diffusion-mp results                        docs/results.md and a page for each table, from results/, where you are
   diffusion-mp fit --config NAME_OR_FILE      train one model; any field can be overridden: --model.lr 0.01
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args or args[0].startswith("-"):
         args = ["reproduce", "digits", *args]
     command = args[0]
-    if command not in ("reproduce", "results", *_LIGHTNING):
+    if command not in ("compare", "reproduce", "results", *_LIGHTNING):
         print(
             f"diffusion-mp has no subcommand {command!r}.\n\n{_USAGE}", file=sys.stderr
         )
@@ -60,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: str, args: list[str]) -> int:
     """Run a subcommand; its modules, which take seconds to import, are loaded here and not before."""
-    if command in ("reproduce", "results"):
+    if command == "compare":
+        from diffusion_mp_experiments.compare.command import run_compare
+
+        run_compare(args[1:])
+    elif command in ("reproduce", "results"):
         from diffusion_mp_experiments.reproduce import command as tables
 
         (tables.run_reproduce if command == "reproduce" else tables.run_results)(

@@ -26,7 +26,7 @@ from diffusion_mp.data import (
 )
 from diffusion_mp.data.knn import Metric
 from diffusion_mp_experiments import graphs
-from diffusion_mp_experiments.graphs.node_sets import visible_labels
+from diffusion_mp_experiments.graphs.node_sets import NUMBERS, visible_labels
 from diffusion_mp_experiments.graphs.ogb import OgbName
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 
@@ -91,10 +91,12 @@ class SplitDataModule(LightningDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes, or of tasks: the out_channels of a model."""
+        """Number of classes, of tasks, or 1 for a number: the out_channels of a model."""
         labels = [graph.y for number in range(3) for graph in self.part(number)]
         if labels[0].dim() == 2:
             return labels[0].size(1)
+        if labels[0].is_floating_point():
+            return 1
         return int(torch.cat(labels).max()) + 1
 
     @property
@@ -456,7 +458,11 @@ class RowsDataModule(FullGraphDataModule):
 
     def load(self) -> Data:
         data = _rows(self.name)
-        labels = visible_labels(data.y, self.tuning)
+        # Numbers are split as the rows of a single class are.
+        classes = (
+            data.y if self.name not in NUMBERS else torch.zeros_like(data.y).long()
+        )
+        labels = visible_labels(classes, self.tuning)
         return random_split(labels, 0.6 * self.labelled, 0.2, self.generator).apply_to(
             data
         )

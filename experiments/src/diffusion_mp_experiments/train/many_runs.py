@@ -3,9 +3,10 @@
 import os
 import platform
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -17,7 +18,9 @@ R = TypeVar("R")
 
 
 def each(
-    work: Callable[..., R], runs: Sequence[tuple[Any, ...]], jobs: int
+    work: Callable[..., R],
+    runs: Sequence[tuple[Any, ...]],
+    jobs: int,
 ) -> Iterator[tuple[tuple[Any, ...], R]]:
     """Yield every run with the result of `work(*run)`, in the order of their ends; several jobs run in `processes`."""
     # Without another process, which would import for seconds.
@@ -48,6 +51,33 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
             for child in active_children():
                 child.kill()
             raise
+
+
+#: Trains runs as `each` does: yields every run with its result.
+Runner = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
+
+
+@contextmanager
+def until(end: float, jobs: int) -> Iterator[Runner]:
+    """Start processes, and yield a function that trains runs in them as `each` does.
+
+    At the time `end` of ``time.monotonic()`` it gives up what is not done, also in the middle of a run.
+    """
+    with processes(jobs) as pool:
+
+        def run(
+            work: Callable[..., Any], runs: Sequence[tuple[Any, ...]]
+        ) -> Iterator[Any]:
+            running = {pool.submit(work, *each_run): each_run for each_run in runs}
+            with suppress(TimeoutError):
+                for done in as_completed(running, max(0.0, end - time.monotonic())):
+                    yield running[done], done.result()
+
+        yield run
+        pool.shutdown(wait=False, cancel_futures=True)
+        # What still runs is late, and nobody waits for it.
+        for child in active_children():
+            child.kill()
 
 
 def _initialise() -> None:

@@ -12,6 +12,7 @@ from torchmetrics.functional import (
     classification,
     mean_absolute_error,
     mean_squared_error,
+    r2_score,
 )
 from torchmetrics.utilities import dim_zero_cat
 
@@ -26,7 +27,8 @@ class TaskMetric(Metric):
     - "roc_auc", "ap": area under the ROC curve, and average precision, of each class against all others, or of each of
       several tasks. They are averaged over the classes or tasks that have both positive and negative examples (Hu et
       al. 2020). Logits [N, C] and labels [N] of C classes, or logits [N, T] and labels [N, T] of 0 and 1.
-    - "mse", "mae": mean squared and mean absolute error. Numbers of one shape.
+    - "mse", "mae", "r2": mean squared error, mean absolute error, and R², the share of the variance that is explained.
+      Numbers of one shape.
 
     Args:
         metric: name of the score, one of these.
@@ -98,6 +100,7 @@ _SCORES: dict[str, Callable[..., Tensor]] = {
     "ap": partial(_per_column, classification.binary_average_precision),
     "mse": mean_squared_error,
     "mae": mean_absolute_error,
+    "r2": r2_score,
 }
 
 

@@ -1,0 +1,521 @@
+"""Which model is best on data of one's own: all rows with one budget, and what their scores do and do not say."""
+
+import csv
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from pytorch_lightning import LightningModule
+from torch_geometric.data import Data
+
+from diffusion_mp import load
+from diffusion_mp.checks import check_positive
+from diffusion_mp.data import ToDiffusionGraph
+from diffusion_mp.models.certified_network import CertifiedNetwork
+from diffusion_mp_experiments.compare import findings
+from diffusion_mp_experiments.compare.data import (
+    has_label,
+    kept_split,
+    labels_of,
+    prepared,
+    target_scaling,
+)
+from diffusion_mp_experiments.compare.inputs import read
+from diffusion_mp_experiments.compare.plan import TIMED, Cost, Plan, plan
+from diffusion_mp_experiments.compare.problem import Problem
+from diffusion_mp_experiments.compare.report import report
+from diffusion_mp_experiments.files.reading import as_path, check_present
+from diffusion_mp_experiments.packaged import configs_folder
+from diffusion_mp_experiments.reproduce.harness import Harness, searches
+from diffusion_mp_experiments.reproduce.report import Line, lines
+from diffusion_mp_experiments.reproduce.table import (
+    Config,
+    Metric,
+    Row,
+    Table,
+    load_table,
+    with_arguments,
+)
+from diffusion_mp_experiments.reproduce.training import build_module, data_module, train
+from diffusion_mp_experiments.train.checkpoints import check_writable, replace_file
+from diffusion_mp_experiments.train.many_runs import until
+
+#: Metrics of classes and of numbers, with their titles; the first of each is the default.
+METRICS = {
+    "acc": Metric("acc", "max", "accuracy in %", 100.0),
+    "macro_f1": Metric("macro_f1", "max", "macro F₁ in %", 100.0),
+    "roc_auc": Metric("roc_auc", "max", "ROC-AUC in %", 100.0),
+    "ap": Metric("ap", "max", "average precision in %", 100.0),
+    "r2": Metric("r2", "max", "R² in %", 100.0),
+}
+_ROWS = {"node": "nodes", "graph": "graphs", "link": "nodes, their edges"}
+# Shares of the time: timing the rows at most, and all training but that of the kept model.
+_TIMING = 0.35
+_TRAINED = 0.9
+_FOLDERS = {"node": "nodes", "graph": "graphs", "link": "links"}
+# Labels from which on some are reserved for the search; with fewer, every split is tuned on its validation rows.
+_POOLED = 1000
+# Nodes up to which a row that computes all pairs of nodes runs.
+_ALL_PAIRS = 12_000
+# Nodes from which on a graph trains in random parts of about so many nodes.
+_PART = 100_000
+
+
+def compare(
+    data: Any,
+    minutes: float = 10.0,
+    *,
+    target: str | None = None,
+    task: str | None = None,
+    metric: str | None = None,
+    out: str | Path = "runs/compare",
+    jobs: int | None = None,
+    seed: int = 0,
+    only: Sequence[str] = (),
+    edges: str | Path | None = None,
+    identifier: str | None = None,
+    directed: bool | None = None,
+) -> "Comparison":
+    """Compare models on data of one's own, all with one budget, and keep the best of them.
+
+    The time is shared: every row gets as many settings and epochs as fit. Settings are chosen on labels that no
+    reported score has seen. A comparison that was stopped goes on where it was, if it is called with the same `out`.
+
+    Args:
+        data: a graph, a list of graphs, or a file, see `read`.
+        minutes: time for everything.
+        target: the column of a table that is predicted.
+        task: "node", "graph", "link" or "regression". By default what the data say.
+        metric: "acc" (the default of classes), "macro_f1", "roc_auc", "ap", or "r2" (the default of numbers).
+        out: folder of the runs, the report and the kept model.
+        jobs: number of processes, by default the number of cores.
+        seed: draws the splits.
+        only: names of the rows to compare. By default all.
+        edges: file of the edges of a table of nodes, see `read`.
+        identifier: column of the ids of nodes, see `read`.
+        directed: whether edges have a direction, see `read`.
+
+    Raises:
+        ValueError: the data cannot be read, or the time is too short for any row.
+
+    Examples:
+        >>> compare(Data(x=x, edge_index=edge_index, y=y), minutes=0.5).best  # doctest: +SKIP
+    """
+    check_positive(minutes, "minutes")
+    start = time.monotonic()
+    folder = as_path(out, "out")
+    check_writable(folder)
+    try:
+        # Two processes would mix their lines.
+        with FileLock(folder / "lock", timeout=0):
+            reading: Config = {"target": target, "task": task, "edges": edges}
+            reading |= {"identifier": identifier, "directed": directed}
+            problem = _problem(data, folder, **reading)
+            options: Config = {"metric": metric, "seed": seed, "only": list(only)}
+            table = table_of(problem, folder, **options)
+            _keep_options(folder / "table.json", options)
+            work = _Work(problem, table, folder, jobs or os.cpu_count() or 1)
+            return work.run(start, 60 * minutes)
+    except Timeout as error:
+        raise ValueError(
+            f"Another process is at work in {folder}; wait for it, or give another out."
+        ) from error
+
+
+def _problem(data: Any, folder: Path, **options: Any) -> Problem:
+    """Return the problem of a folder, which is read from the data the first time."""
+    path = folder / "problem.npz"
+    problem = data if isinstance(data, Problem) else read(data, **options)
+    if path.is_file():
+        before = Problem.load(path)
+        if findings.digest(before) != findings.digest(problem):
+            raise ValueError(
+                f"{folder} holds the comparison of other data. Give another out, or delete that folder."
+            )
+        return before
+    problem.save(path)
+    return problem
+
+
+def _keep_options(path: Path, options: Config) -> None:
+    """Write the options of a comparison, or refuse others than those with which it was begun."""
+    if path.is_file():
+        before = json.loads(path.read_text("utf-8"))
+        if before != options:
+            raise ValueError(
+                f"metric, seed and only must be as the comparison of {path.parent} was begun, {before}; got {options}. "
+                "Give another out."
+            )
+    replace_file(path, json.dumps(options).encode())
+
+
+def table_folder(problem: Problem) -> Path:
+    return configs_folder() / "compare" / _FOLDERS[problem.task]
+
+
+def table_of(
+    problem: Problem, folder: Path, metric: str | None, seed: int, only: Sequence[str]
+) -> Table:
+    """Return the table of a problem: its rows, data and metric; the budget is still open."""
+    if problem.task == "link":
+        usual = "roc_auc"
+    elif problem.classes:
+        usual = "acc"
+    else:
+        usual = "r2"
+    name = metric or usual
+    if name not in METRICS or (name == "r2") != (usual == "r2"):
+        others = [other for other in METRICS if (other == "r2") == (usual == "r2")]
+        raise ValueError(f"metric must be one of {', '.join(others)}; got {metric!r}.")
+    table = load_table(table_folder(problem))
+    pooled = False
+    if problem.task != "link" and problem.split is None:
+        pooled = int(has_label(labels_of(problem)).sum()) >= _POOLED
+    arguments = {"problem": str(folder / "problem.npz"), "seed": seed, "pooled": pooled}
+    nodes = problem.graphs[0].num_nodes
+    if problem.task == "node" and nodes > 2 * _PART:
+        arguments["num_parts"] = math.ceil(nodes / _PART)
+    return replace(
+        table,
+        title=f"{len(problem.names):,} {_ROWS[problem.task]}",
+        data=with_arguments(table.data, **arguments),
+        rows=table.named(only),
+        baselines=[],
+        metric=METRICS[name],
+        module={"metric": name},
+        tuning=1 if pooled else "nested",
+        quick={},
+    )
+
+
+def cannot_run(problem: Problem, table: Table) -> dict[str, str]:
+    """Return the rows that cannot run on these data, with the reason."""
+    reasons = {}
+    nodes = max(graph.num_nodes for graph in problem.graphs)
+    for row in table.rows:
+        if row.name.startswith("label_") and not problem.classes:
+            reasons[row.name] = "labels are propagated, and a number is no label"
+        if row.name in ("sfi", "transformer_attention") and nodes > _ALL_PAIRS:
+            reasons[row.name] = (
+                f"it computes all pairs of nodes, which are too many for {nodes:,} nodes"
+            )
+        if (
+            row.name in ("linear", "boosting", "boosting_neighbours", "gat")
+            and nodes > 10 * _PART
+        ):
+            reasons[row.name] = f"it does not train in parts of {nodes:,} nodes"
+    return reasons
+
+
+class _Work:
+    """The steps of a comparison in its folder."""
+
+    def __init__(self, problem: Problem, table: Table, folder: Path, jobs: int) -> None:
+        self.problem = problem
+        self.table = table
+        self.folder = folder
+        self.jobs = jobs
+
+    def run(self, start: float, seconds: float) -> "Comparison":
+        path = self.folder / "plan.json"
+        # The rest is for the model that is kept, and for pictures.
+        end = start + _TRAINED * seconds
+        if path.is_file():
+            planned = Plan.load(path)
+        else:
+            planned = self.plan(start + _TIMING * seconds, end)
+            planned.save(path)
+        table = planned.applied(self.table)
+        with until(end, self.jobs) as train_each:
+            Harness(table, self.folder, train_each=train_each).make(table.rows)
+        result = Comparison(self.problem, table, self.folder, planned)
+        result.keep()
+        result.write()
+        return result
+
+    def plan(self, timed: float, end: float) -> Plan:
+        """Time a short training of every row until the time `timed`, and plan the others until the time `end`."""
+        reasons = cannot_run(self.problem, self.table)
+        short = replace(self.table, epochs=TIMED, patience=TIMED)
+        runs = []
+        for row in short.rows:
+            if row.name not in reasons:
+                settings = searches(short, row)[0].settings[0]
+                runs.append((row.name, short.config(row, settings)))
+        # Networks first: a model of scikit-learn may take as long as all of them.
+        runs.sort(key=lambda run: "predictor" in run[1]["module"])
+        costs = {}
+        with until(timed, self.jobs) as train_each:
+            found = list(train_each(_timed, runs))
+        for (name, _), cost in found:
+            if isinstance(cost, str):
+                reasons[name] = cost
+            else:
+                costs[name] = cost
+        for name, _ in runs:
+            if name not in costs:
+                reasons.setdefault(
+                    name,
+                    f"its first {TIMED} epochs took too long for the time there is",
+                )
+        if not costs:
+            raise ValueError(
+                f"minutes must be enough for a row at least; none fits. {reasons}"
+            )
+        left = end - time.monotonic()
+        most = max(table_splits(self.problem), 1)
+        table = replace(
+            self.table, rows=[row for row in self.table.rows if row.name in costs]
+        )
+        planned = plan(table, costs, self.jobs * left, most)
+        return replace(planned, left_out={**reasons, **planned.left_out})
+
+
+def table_splits(problem: Problem) -> int:
+    """Return how many splits there are: those of the data, or as many as are wanted."""
+    if problem.split is None:
+        return 1000
+    mask = problem.split[0]
+    return 1 if mask.dim() == 1 else mask.size(1)
+
+
+def _timed(name: str, config: Config) -> Cost | str:
+    """Return what a training of a row takes, or why there is none."""
+    try:
+        # Later runs find the data read.
+        data_module(config)
+        record = train(config, config["module"]["metric"], 0, 0, True)
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    if "predictor" in config["module"]:
+        return Cost(record["seconds"])
+    return Cost(0.1, record["seconds"] / max(1, record["epochs"]))
+
+
+@dataclass
+class Comparison:
+    """The result of `compare`.
+
+    Attributes:
+        problem: the data.
+        planned: the budget, and the rows that were left out with the reasons.
+        lines: what every row came to, the best validation score first.
+        best: name of the row with the best validation score.
+        same: names of the rows that are no worse by their test scores, cheapest first; `best` is one of them.
+    """
+
+    problem: Problem
+    table: Table
+    folder: Path
+    planned: Plan
+
+    def __post_init__(self) -> None:
+        sign = self.table.metric.sign
+        self._harness = Harness(self.table, self.folder)
+        self.records = [
+            record for row in self.table.rows for record in self._harness.results(row)
+        ]
+        found = lines(self.table, self.records)
+        self.lines = sorted(found, key=lambda line: -sign * line.validation)
+        if not self.lines:
+            raise ValueError(
+                f"minutes must be enough for a row on all splits; none was done. {self.folder} keeps what was: give "
+                "the same out and more minutes."
+            )
+        # A row that was stopped before its last split is no winner.
+        done = max(line.splits for line in self.lines)
+        self.lines.sort(key=lambda line: line.splits < done)
+        best = self.lines[0]
+        against = replace(self.table, baselines=[best.row])
+        behind = {
+            line.row: line.differences.get(best.row)
+            for line in lines(against, self.records)
+        }
+        self.best = best.row
+        self.same = [line.row for line in findings.equals(best, self.lines, behind)]
+        self._behind = behind
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Comparison":
+        """Load the comparison of a folder, the `out` of `compare`.
+
+        Raises:
+            FileNotFoundError: there is no comparison in the folder.
+        """
+        path = as_path(folder, "folder")
+        files = [path / name for name in ("problem.npz", "table.json", "plan.json")]
+        check_present("The comparison", path, files, "Give the out of compare")
+        problem = Problem.load(files[0])
+        made = json.loads(files[1].read_text("utf-8"))
+        planned = Plan.load(files[2])
+        table = planned.applied(table_of(problem, path, **made))
+        return cls(problem, table, path, planned)
+
+    @property
+    def improving(self) -> list[str]:
+        """Titles of the rows that were still improving when most of their trainings ended with the last epoch."""
+        found = []
+        for line in self.lines:
+            epochs = [
+                record["epoch"]
+                for record in self.records
+                if record["kind"] == "run"
+                and record["row"] == line.row
+                and "epoch" in record
+            ]
+            if epochs and statistics.median(epochs) > 0.9 * self.table.epochs:
+                found.append(line.title)
+        return found
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, those that were left out too."""
+        return load_table(table_folder(self.problem)).named([])
+
+    def behind(self, line: Line) -> tuple[float, float] | None:
+        """Return how far a row is ahead of the best on the test rows (below zero: behind), and the standard error."""
+        return self._behind.get(line.row)
+
+    def curves(self) -> dict[str, list[float]]:
+        """Return the validation score by epoch of the first reported run of every row, by its title."""
+        found = {}
+        for record in self._harness.done.values():
+            first = not record["tuning"] and record["split"] == record["seed"] == 0
+            if first and record.get("curve"):
+                found[self.table.row(record["row"]).title] = record["curve"]
+        return found
+
+    @torch.no_grad()
+    def energies(self) -> dict[str, list[float]]:
+        """Return the energy at every step of each block of the best row, if it is a certified network."""
+        model = self.module().model
+        if not isinstance(model, CertifiedNetwork):
+            return {}
+        first = prepared(self.problem.graphs[:1], self.problem)[0]
+        features = {"edge_attr": first.edge_attr} if model.reads else {}
+        found = model.energies(first.x, first.edge_index, first.edge_weight, **features)
+        return {
+            f"block {number}": values.tolist()
+            for number, values in enumerate(torch.atleast_2d(found), 1)
+        }
+
+    @property
+    def model_path(self) -> Path:
+        return self.folder / f"{self.best}.safetensors"
+
+    @property
+    def kept(self) -> Config:
+        """The configuration of the kept model: the best settings, and all labels but a validation part."""
+        row = self.table.row(self.best)
+        search = next(
+            record
+            for record in self.records
+            if record["kind"] == "search" and record["row"] == self.best
+        )
+        scored = [trial for trial in search["trials"] if trial["value"] is not None]
+        chosen = max(
+            scored, key=lambda trial: trial["value"], default=search["trials"][0]
+        )
+        config = self.table.config(row, chosen["settings"])
+        config["data"] = with_arguments(config["data"], kept=True)
+        return config
+
+    def keep(self) -> None:
+        """Train the best row on all labels but a validation part, and save it."""
+        if (
+            self.table.row(self.best).model is not None
+            and not self.model_path.is_file()
+        ):
+            train(self.kept, self.table.metric.name, 0, 0, True, self.model_path)
+
+    def module(self) -> LightningModule:
+        """Return the kept model in its LightningModule; a row that is fitted at once is fitted again."""
+        config = self.kept
+        data = data_module(config)
+        module = build_module(config, data)
+        if "predictor" in config["module"]:
+            predictor: Any = module.model
+            predictor.fit(data)
+        else:
+            module.model = load(self.model_path)
+        return module.eval()
+
+    @torch.no_grad()
+    def predict(self, data: Data | Sequence[Data] | None = None) -> np.ndarray:
+        """Return a class, or a number, for every node or graph.
+
+        Args:
+            data: a graph, or a list of graphs, with the features of the compared data. By default the compared data.
+
+        Raises:
+            ValueError: the comparison is of links, whose scores are those of ``module().model``.
+        """
+        problem = self.problem
+        if problem.task == "link":
+            raise ValueError(
+                "predict is for nodes and graphs; a model of links scores pairs: comparison.module().model(x, "
+                "edge_index, edge_label_index=pairs)."
+            )
+        graphs = problem.graphs
+        if data is not None:
+            graphs = [data] if isinstance(data, Data) else list(data)
+        graphs = prepared(graphs, problem)
+        batch = ToDiffusionGraph()(graphs) if problem.task == "graph" else graphs[0]
+        outputs = self.module()(batch)
+        if problem.classes:
+            return np.array(problem.classes)[outputs.argmax(1).numpy()]
+        shift, scale = target_scaling(problem, kept_split(problem))
+        return (outputs.view(-1) * scale + shift).numpy()
+
+    @property
+    def frame(self) -> Any:
+        """The table as a pandas DataFrame, a row for every model."""
+        import pandas as pd  # type: ignore[import-untyped]
+
+        return pd.DataFrame(
+            {
+                "model": [line.title for line in self.lines],
+                self.table.metric.title: [line.score[0] for line in self.lines],
+                "±": [line.score[1] for line in self.lines],
+                "validation": [line.validation for line in self.lines],
+                "against the best": [self._against(line)[0] for line in self.lines],
+                "standard error": [self._against(line)[1] for line in self.lines],
+                "seconds": [line.seconds for line in self.lines],
+            },
+            index=[line.row for line in self.lines],
+        )
+
+    def _against(self, line: Line) -> tuple[float, float]:
+        return self.behind(line) or (0.0, 0.0)
+
+    def write(self) -> Path:
+        """Write report.md with its pictures, and predictions.csv; return the path of the report."""
+        path = self.folder / "report.md"
+        path.write_text(report(self), "utf-8")
+        if self.problem.task != "link":
+            self._write_predictions()
+        return path
+
+    def _write_predictions(self) -> None:
+        """Write the predictions of all rows without a label, or of all rows where none lacks a label."""
+        problem = self.problem
+        wanted = ~has_label(labels_of(problem))
+        if not wanted.any():
+            wanted = ~wanted
+        predicted = self.predict()
+        with (self.folder / "predictions.csv").open(
+            "w", newline="", encoding="utf-8"
+        ) as file:
+            writer = csv.writer(file)
+            writer.writerow(["id", "prediction"])
+            for i in wanted.nonzero().flatten().tolist():
+                writer.writerow([problem.names[i], predicted[i]])

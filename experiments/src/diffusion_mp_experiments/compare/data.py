@@ -1,0 +1,304 @@
+"""The data of a comparison as LightningDataModules: nodes of a graph, graphs, or the edges of a graph."""
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.transforms import RandomLinkSplit
+
+from diffusion_mp.checks import Count, checked
+from diffusion_mp.data import KNNGraph, RandomPartitionLoader, Split
+from diffusion_mp_experiments.compare.problem import Problem
+from diffusion_mp_experiments.train.batch_modules import BatchDataModule
+from diffusion_mp_experiments.train.classifiers import LinkPredictor
+from diffusion_mp_experiments.train.datamodules import (
+    FullGraphDataModule,
+    Parts,
+    SplitDataModule,
+    read_once,
+)
+
+#: Shares of the labelled rows that train and validate; the others test.
+SHARES = (0.6, 0.2)
+#: Of the training of the model that is kept, which tests nothing.
+KEPT_SHARES = (0.8, 0.2)
+#: Number of neighbours with which the row of a table is joined.
+NEIGHBOURS = 10
+# Features from this number on are stored sparse, if fewer than this share of the entries are not zero.
+_WIDE = 256
+_DENSE = 0.1
+# Of labels that are reserved for the search of settings.
+_RESERVED = 0.3
+# Splits of different seeds have different numbers.
+_SPLITS = 1000
+
+_problem = read_once(lambda path: Problem.load(Path(path)))
+
+
+def labels_of(problem: Problem) -> Tensor:
+    """Return the labels of all nodes, or of all graphs."""
+    return torch.cat([graph.y.view(-1) for graph in problem.graphs])
+
+
+def has_label(y: Tensor) -> Tensor:
+    """Return a mask of the known labels: not NaN, or not below zero."""
+    return ~y.isnan() if y.is_floating_point() else y >= 0
+
+
+def stratified(
+    y: Tensor, mask: Tensor, shares: tuple[float, float], generator: torch.Generator
+) -> Split:
+    """Draw a split of the rows of a mask in which every class has the same shares; numbers are drawn without strata.
+
+    Args:
+        y: classes or numbers [N].
+        mask: the rows to split [N].
+        shares: shares of training and validation rows.
+        generator: draws the split.
+    """
+    rows = mask.nonzero().flatten()
+    rows = rows[torch.randperm(len(rows), generator=generator)]
+    strata = torch.zeros(len(rows)) if y.is_floating_point() else y[rows]
+    rows = rows[strata.argsort(stable=True)]
+    _, counts = strata.unique(return_counts=True)
+    place = torch.empty(len(y))
+    for members in rows.split(counts.tolist()):
+        # A random shift, so that the single node of a class may fall anywhere.
+        within = torch.arange(len(members)) + torch.rand((), generator=generator)
+        place[members] = within / len(members)
+    train, val = shares
+    return Split(
+        mask & (place < train),
+        mask & (place >= train) & (place < train + val),
+        mask & (place >= train + val),
+    )
+
+
+def split_of(
+    problem: Problem, number: int, seed: int, tuning: bool, pooled: bool
+) -> Split:
+    """Return a split that came with the data, or one that is drawn.
+
+    With `pooled` a fixed part of the labels serves for the search of settings only. Otherwise a split is tuned on its
+    own validation rows, which stand in for the test rows.
+    """
+    y = labels_of(problem)
+    known = has_label(y)
+    if problem.split is not None:
+        masks = []
+        for mask in problem.split:
+            column = mask if mask.dim() == 1 else mask[:, number % mask.size(1)]
+            masks.append(column & known)
+        split = Split(*masks)
+    else:
+        if pooled:
+            fixed = torch.Generator().manual_seed(seed)
+            reserved, *_ = stratified(y, known, (_RESERVED, 0.0), fixed)
+            known = reserved if tuning else known & ~reserved
+        generator = torch.Generator().manual_seed(_SPLITS * seed + number)
+        split = stratified(y, known, SHARES, generator)
+    if tuning and not pooled:
+        split = split._replace(test=split.val)
+    return split
+
+
+def kept_split(problem: Problem) -> Split:
+    """Return the split of the model that is kept: all labels but a validation part train."""
+    y = labels_of(problem)
+    return stratified(y, has_label(y), KEPT_SHARES, torch.Generator().manual_seed(0))
+
+
+def scaling(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Return shift and scale of every feature: mean and deviation, or 0 and 1 for a column that lies in [0, 1].
+
+    Sparse features stay sparse: all are divided by one number, so that rows have the length of sixteen ones.
+    """
+    x = torch.cat([graph.x for graph in problem.graphs])
+    if is_sparse(x):
+        length = x.norm(dim=1).mean().clamp(min=1e-12)
+        return torch.zeros(x.size(1)), (length / 4).expand(x.size(1))
+    low, high = x.aminmax(dim=0)
+    other = (low < 0) | (high > 1)
+    shift = torch.where(other, x.mean(0), 0.0)
+    scale = torch.where(other, x.std(0).clamp(min=1e-12), 1.0)
+    return shift, scale
+
+
+def is_sparse(x: Tensor) -> bool:
+    """Return whether features, such as words of a text, are mostly zeros: models read them in less time as CSR."""
+    return x.size(1) >= _WIDE and int(x.count_nonzero()) < _DENSE * x.numel()
+
+
+def prepared(
+    graphs: Sequence[Data], problem: Problem, k: int = NEIGHBOURS
+) -> list[Data]:
+    """Return graphs as models read them: features scaled as those of the problem, and rows of a table joined.
+
+    Args:
+        graphs: the graphs of the problem, or new ones with the same features.
+        problem: the problem.
+        k: number of neighbours of the row of a table.
+    """
+    shift, scale = scaling(problem)
+    result = []
+    for graph in graphs:
+        graph = copy(graph)
+        graph.x = (graph.x - shift) / scale
+        if graph.edge_index is None:
+            graph = KNNGraph(min(k, len(graph.x) - 1), weighted=True)(graph)
+        if problem.task == "node" and is_sparse(graph.x):
+            graph.x = graph.x.to_sparse_csr()
+        result.append(graph)
+    return result
+
+
+def target_scaling(problem: Problem, split: Split) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of the training targets, or 0 and 1 for classes.
+
+    R² does not see the unit, and a loss of numbers near one trains alike for all targets.
+    """
+    y = labels_of(problem)
+    if not y.is_floating_point():
+        return torch.tensor(0), torch.tensor(1)
+    known = y[split.train]
+    return known.mean(), known.std().clamp(min=1e-12)
+
+
+class _Compared(SplitDataModule):
+    """What data modules of a comparison share.
+
+    Args:
+        problem: the file of the `Problem`.
+        seed: draws the splits, together with their numbers.
+        pooled: see `split_of`.
+        kept: whether this is the training of the model that is kept, see `kept_split`.
+        options: of the data module.
+    """
+
+    @checked
+    def __init__(
+        self,
+        problem: str = "",
+        seed: int = 0,
+        pooled: bool = False,
+        kept: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.path = problem
+        self.seed = seed
+        self.pooled = pooled
+        self.kept = kept
+
+    @property
+    def problem(self) -> Problem:
+        return _problem(self.path)
+
+    @property
+    def num_classes(self) -> int:
+        return max(1, len(self.problem.classes))
+
+    def masks(self) -> Split:
+        if self.kept:
+            split = kept_split(self.problem)
+            return split._replace(test=split.val)
+        return split_of(self.problem, self.split, self.seed, self.tuning, self.pooled)
+
+
+class ComparedNodes(_Compared, FullGraphDataModule):
+    """The nodes of a graph, or the rows of a table, which are joined with their k nearest rows.
+
+    Args:
+        k: number of neighbours of the row of a table.
+        num_parts: number of random parts of the graph to train on, a step each.
+        options: problem, seed, pooled, split and tuning.
+    """
+
+    @checked
+    def __init__(
+        self, k: Count = NEIGHBOURS, num_parts: Count = 1, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.k = k
+        self.num_parts = num_parts
+
+    def load(self) -> Data:
+        split = self.masks()
+        data = split.apply_to(_prepared(self.path, self.k)[0])
+        if data.y.is_floating_point():
+            shift, scale = target_scaling(self.problem, split)
+            data.y = (data.y - shift) / scale
+        return data
+
+    def train_dataloader(self) -> Iterable[Data]:
+        if self.num_parts == 1:
+            return self._in_order(0)
+        return RandomPartitionLoader(self.data, self.num_parts, seed=self.split)
+
+
+@read_once
+def _prepared(path: str, k: int) -> list[Data]:
+    problem = _problem(path)
+    return prepared(problem.graphs, problem, k)
+
+
+class ComparedGraphs(_Compared, BatchDataModule):
+    """Graphs, each of which has a label.
+
+    Args:
+        batch_size: number of graphs in a batch.
+        options: problem, seed, pooled, split and tuning.
+    """
+
+    def __init__(self, batch_size: int = 64, **options: Any) -> None:
+        super().__init__(batch_size=batch_size, **options)
+
+    def parts(self) -> Parts:
+        graphs = _prepared(self.path, NEIGHBOURS)
+        split = self.masks()
+        shift, scale = target_scaling(self.problem, split)
+        parts = []
+        for mask in split:
+            part = [copy(graphs[i]) for i in mask.nonzero().flatten().tolist()]
+            if not self.problem.classes:
+                for graph in part:
+                    graph.y = (graph.y - shift) / scale
+            parts.append(part)
+        train, val, test = parts
+        return train, val, test
+
+
+class ComparedLinks(_Compared):
+    """The edges of a graph: a tenth validates, another tenth tests, each beside as many other pairs of nodes.
+
+    Models read the edges that train.
+    """
+
+    trains = LinkPredictor
+
+    @property
+    def num_classes(self) -> int:
+        return 16
+
+    @property
+    def data(self) -> Data:
+        return self.part(0)[0]
+
+    def parts(self) -> Parts:
+        data = copy(_prepared(self.path, NEIGHBOURS)[0])
+        data.y = None
+        cut = RandomLinkSplit(
+            0.1,
+            0.1,
+            is_undirected=data.is_undirected(),
+            add_negative_train_samples=False,
+        )
+        # PyG draws from the global generator.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SPLITS * self.seed + self.split)
+            train, val, test = cut(data)
+        return [train], [val], [val if self.tuning or self.kept else test]

@@ -1,0 +1,350 @@
+"""A user's own data as a `Problem`: tables, arrays and graphs, from files or from Python."""
+
+import warnings
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch_geometric.data import Batch, Data, Dataset
+from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+from torch_geometric.data.storage import GlobalStorage
+
+from diffusion_mp.checks import (
+    as_tensor,
+    check_choice,
+    check_integer_pairs,
+    check_kind,
+    describe,
+)
+from diffusion_mp_experiments.compare.problem import (
+    MASKS,
+    RECORD,
+    Problem,
+    check_graph,
+    read_arrays,
+)
+from diffusion_mp_experiments.compare.tables import read_table
+from diffusion_mp_experiments.compare.tidying import (
+    graph_problem,
+    node_problem,
+    some,
+)
+from diffusion_mp_experiments.files.reading import as_path, check_present, reading
+from diffusion_mp_experiments.files.text_tables import number_blocks
+from diffusion_mp_experiments.graphs.graph_sets import read_tu
+from diffusion_mp_experiments.graphs.node_sets import load_heterophilous
+from diffusion_mp_experiments.train.checkpoints import load_checkpoint
+
+_TABLES = (".csv", ".tsv", ".txt")
+_FORMS = (
+    "a table .csv, a folder with nodes.csv and edges.csv, a folder of TUDataset, or a file .pt, .npz or .safetensors "
+    "with x, edge_index and y"
+)
+_WAY_OUT = "Write it anew, with x [N, C], edge_index [2, E] and y [N]."
+
+
+def read(
+    source: Any,
+    *,
+    target: str | None = None,
+    task: str | None = None,
+    edges: str | Path | None = None,
+    identifier: str | None = None,
+    directed: bool | None = None,
+) -> Problem:
+    """Read data of a user, and say in notes what was changed.
+
+    Args:
+        source: a `Data`; a list or a `Dataset` of them; or a path: a table .csv of nodes, rows or molecules; a folder
+            with nodes.csv and edges.csv, or with a set of TUDataset; a file .pt, .npz or .safetensors of tensors; or
+            what `Problem.save` wrote.
+        target: what is predicted: a column, by default the only one named label, target, class or y; or the field of
+            tensors, by default y.
+        task: "node" or "graph" for classes, "regression" for numbers, or "link"; by default what the labels are: text,
+            integers in tensors and up to 20 different whole numbers are classes.
+        edges: the table of edges, by default an edges.csv beside the table of nodes.
+        identifier: the column of ids, by default the one named id, node_id or node, or the first if there are edges.
+        directed: True keeps the directions of edges, False adds their reverse. By default a table lists every edge
+            once, in any direction, and tensors list both directions.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModuleNotFoundError: molecules need rdkit.
+        TypeError: an argument is of the wrong kind.
+        ValueError: the content is damaged, or there is nothing to predict. The message names the file or the argument.
+    """
+    check_choice(task, "task", (None, "node", "graph", "link", "regression"))
+    options: dict[str, Any] = {"target": target, "task": task, "directed": directed}
+    path = None
+    if isinstance(source, (str, Path)):
+        path = as_path(source, "source")
+        table, its_edges = _tables(path, edges)
+        if table is not None:
+            return read_table(table, its_edges, identifier=identifier, **options)
+    if edges is not None or identifier is not None:
+        raise ValueError(
+            f"edges and identifier are for tables only, and source is {describe(source)}; leave them out."
+        )
+    if path is None:
+        return _from_objects(source, "", **options)
+    return _read_file(path, **options)
+
+
+def _tables(path: Path, edges: str | Path | None) -> tuple[Path | None, Path | None]:
+    """Return the table at the path, if there is one, and the table of edges that goes with it."""
+    beside = path.parent / "edges.csv"
+    if path.is_dir() and (path / "nodes.csv").is_file():
+        beside = path / "edges.csv"
+        path = path / "nodes.csv"
+    elif path.suffix not in _TABLES or path.is_dir():
+        return None, None
+    if edges is not None:
+        beside = as_path(edges, "edges")
+    way_out = "Give the path of a table, and with edges= that of its edges."
+    check_present("The table", path.parent, [path], way_out)
+    if edges is not None:
+        check_present("The table of edges", beside.parent, [beside], way_out)
+    if beside == path:
+        raise ValueError(
+            f"{path} is the table of edges; give the table of the nodes as source."
+        )
+    return path, beside if beside.is_file() else None
+
+
+def _read_file(path: Path, **options: Any) -> Problem:
+    if path.is_dir():
+        return _read_tu(path, **options)
+    check_present("The source", path.parent, [path], f"Give {_FORMS}.")
+    if path.suffix in (".pt", ".pth"):
+        return _from_objects(_load_pt(path), f"{path}: ", **options)
+    with reading(path, _WAY_OUT):
+        if path.suffix == ".safetensors":
+            return _from_objects(load_file(path), "", **options)
+        if path.suffix != ".npz":
+            raise ValueError(f"it must be {_FORMS}")
+        arrays = read_arrays(path)
+        if "node_features" in arrays:
+            data = load_heterophilous(path.parent, path.stem)
+            return _from_objects(data, "", **options)
+        if RECORD not in arrays:
+            return _from_objects(arrays, "", **options)
+    if any(value is not None for value in options.values()):
+        raise ValueError(
+            f"{path} is a problem that was read before; leave out target, task and directed, or read its source."
+        )
+    return Problem.load(path)
+
+
+def _load_pt(path: Path) -> Any:
+    kinds = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]
+    try:
+        with torch.serialization.safe_globals(kinds):
+            return load_checkpoint(path)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must be what torch.save wrote of a Data or a list of Data with tensors only; it holds something "
+            f"else or is damaged, and nothing in it was run, so write it anew."
+        ) from error
+
+
+def _read_tu(folder: Path, **options: Any) -> Problem:
+    raw = folder
+    if (folder / "raw").is_dir():
+        raw = folder / "raw"
+    names = [path.name.removesuffix("_A.txt") for path in raw.glob("*_A.txt")]
+    if len(names) != 1:
+        raise ValueError(
+            f"{folder} must hold nodes.csv and edges.csv, or one NAME_A.txt of TUDataset, and holds "
+            f"{len(names)} of these; give {_FORMS}."
+        )
+    graphs = read_tu(raw, names[0], constant=True)
+    problem = _from_objects(graphs, f"{folder}: ", **options)
+    # PyG numbers the classes anew.
+    labels = number_blocks(raw / f"{names[0]}_graph_labels.txt", 1, np.int64)
+    found = np.unique(np.concatenate([block for _, block in labels]))
+    if problem.classes:
+        problem = replace(problem, classes=tuple(map(str, found)))
+    return problem
+
+
+def _from_objects(source: Any, where: str, **options: Any) -> Problem:
+    if isinstance(source, Batch):
+        source = source.to_data_list()
+    if isinstance(source, dict):
+        source = Data.from_dict({name: _tensor(part) for name, part in source.items()})
+    if isinstance(source, Data):
+        source = [source]
+    check_kind(
+        source,
+        f"{where}source",
+        (list, tuple, Dataset),
+        f"a Data, a list of Data, or a path: {_FORMS}",
+    )
+    graphs = []
+    for number, graph in enumerate(source):
+        check_kind(graph, f"{where}graph {number}", Data, "a Data of PyG")
+        # A copy, since PyG moves tensors in place.
+        graphs.append(copy(graph).detach().cpu())
+    # Data sets of one large graph are lists of one.
+    if len(graphs) == 1:
+        return _from_graph(graphs[0], where, **options)
+    return _from_graphs(graphs, where, **options)
+
+
+def _tensor(value: Any) -> Any:
+    # Labels may be text, of which there is no tensor.
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.from_numpy(value)
+    return value
+
+
+def _from_graph(
+    source: Data,
+    where: str,
+    target: str | None,
+    task: str | None,
+    directed: bool | None,
+) -> Problem:
+    labels: np.ndarray = np.empty(0)
+    field = _target_field(source, where, target, task == "link")
+    if field is not None:
+        labels = np.atleast_1d(source[field])
+    data, notes = _graph(source, where, len(labels))
+    if labels.shape == (len(data.x), 1):
+        labels = labels[:, 0]
+    if field is not None and labels.shape != (len(data.x),):
+        raise ValueError(
+            f"{where}{field} must have one label for each of {len(data.x)} nodes; got an array of shape "
+            f"{list(labels.shape)}, so choose one column of several."
+        )
+    return node_problem(
+        data,
+        labels,
+        f"{where}{field or 'source'}",
+        task=task,
+        directed=directed,
+        notes=notes,
+        split=_split(source, len(data.x), where),
+    )
+
+
+def _target_field(
+    data: Data, where: str, target: str | None, optional: bool
+) -> str | None:
+    field = target or "y"
+    if field in data:
+        return field
+    if optional and target is None:
+        return None
+    raise ValueError(
+        f"{where}source has no {field}; name the field to predict with target=, one of {some(sorted(data.keys()))}, "
+        f'or predict links with task="link".'
+    )
+
+
+def _graph(source: Data, where: str, labels: int) -> tuple[Data, list[str]]:
+    """Return x, edge_index, edge_attr and edge_weight as `Problem` has them, and notes."""
+    notes = []
+    x = source.x
+    if x is None:
+        rows = labels or _count_nodes(source)
+        x = torch.ones(rows, 1)
+        notes.append("There are no features, so a constant takes their place.")
+    x = as_tensor(x, f"{where}x", "a tensor [num_nodes, channels]")
+    data = Data(x=x.float())
+    if source.edge_index is not None:
+        edge_index = as_tensor(source.edge_index, f"{where}edge_index", "[2, E]")
+        check_integer_pairs(edge_index, f"{where}edge_index")
+        data.edge_index = edge_index.long()
+    elif "adj_t" in source:
+        raise ValueError(
+            f"{where}source has adj_t without edge_index; leave out the transform ToSparseTensor."
+        )
+    for field in ("edge_attr", "edge_weight"):
+        if field in source:
+            part = as_tensor(source[field], f"{where}{field}", "a tensor [E, D]")
+            if field == "edge_attr" and part.dim() == 1:
+                part = part[:, None]
+            data[field] = part.float()
+    check_graph(data, where)
+    return data, notes
+
+
+def _count_nodes(source: Data) -> int:
+    with warnings.catch_warnings():
+        # PyG warns where it counts the nodes that have edges.
+        warnings.simplefilter("ignore")
+        return source.num_nodes or 0
+
+
+def _split(data: Data, nodes: int, where: str) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not all(name in data for name in MASKS):
+        return None
+    masks = [as_tensor(data[name], f"{where}{name}", "a mask [N]") for name in MASKS]
+    if any(mask.dim() not in (1, 2) or len(mask) != nodes for mask in masks):
+        raise ValueError(
+            f"{where}masks must be [{nodes}] or [{nodes}, splits]; got {', '.join(map(describe, masks))}."
+        )
+    # The test nodes of some data sets are the same in all splits.
+    wide = [mask.bool().reshape(nodes, -1) for mask in masks]
+    train, val, test = torch.broadcast_tensors(*wide)
+    if ((train & val) | (train & test) | (val & test)).any():
+        raise ValueError(
+            f"{where}train_mask, val_mask and test_mask must not share a node; correct them, or leave them out."
+        )
+    return train.squeeze(1), val.squeeze(1), test.squeeze(1)
+
+
+def _from_graphs(
+    sources: Sequence[Data],
+    where: str,
+    target: str | None,
+    task: str | None,
+    directed: bool | None,
+) -> Problem:
+    if directed is not None:
+        raise ValueError(
+            f"{where}directed is for one graph, and source is a list; leave it out."
+        )
+    graphs = []
+    labels = []
+    for number, source in enumerate(sources):
+        here = f"{where}graph {number}: "
+        data, notes = _graph(source, here, 0)
+        if data.edge_index is None:
+            data.edge_index = torch.empty(2, 0, dtype=torch.long)
+        graphs.append(data)
+        labels.append(_graph_label(source, target or "y", here))
+    shapes = {
+        (data.num_features, data.num_edge_features, "edge_weight" in data)
+        for data in graphs
+    }
+    if len(shapes) != 1:
+        raise ValueError(
+            f"{where}source must be graphs with the same features of nodes and edges; got several kinds, "
+            f"or no graph at all, so make them alike."
+        )
+    return graph_problem(
+        graphs,
+        np.array(labels),
+        f"{where}{target or 'y'}",
+        task=task,
+        notes=notes,
+    )
+
+
+def _graph_label(source: Data, field: str, where: str) -> Any:
+    if source.get(field) is None:
+        return np.nan
+    label = np.asarray(source[field])
+    if label.size != 1:
+        raise ValueError(
+            f"{where}{field} must be one label of the graph; got an array of shape {list(label.shape)}, so choose one."
+        )
+    return label.item()

@@ -1,0 +1,124 @@
+"""How much of everything a comparison takes, so that it ends in time."""
+
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from diffusion_mp_experiments.reproduce.table import Row, Table
+from diffusion_mp_experiments.train.checkpoints import replace_file
+
+#: What a plan chooses from, so that times of nearly the same length lead to the same plan.
+SPLITS = (3, 5, 10)
+TRIALS = (2, 4, 8, 16, 32)
+EPOCHS = (10, 25, 50, 100, 200, 300)
+#: Epochs of the first training of every row, which is only timed.
+TIMED = 3
+# Training ends early where validation does not improve any more; this share of the epochs is typical.
+_TYPICAL = 0.7
+# What is planned; the rest is for drawing pictures, and for settings that take longer than the timed one.
+_USED = 0.7
+# A row that takes more than this share of the time leaves too little for all others.
+_LARGEST = 0.4
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a training: before the first epoch, and of every epoch."""
+
+    fixed: float
+    epoch: float = 0.0
+
+    def of(self, epochs: int) -> float:
+        return self.fixed + self.epoch * epochs * _TYPICAL
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The budget of a comparison, and the rows that do not fit into it with the reasons."""
+
+    splits: int
+    trials: int
+    epochs: int
+    left_out: dict[str, str]
+
+    def applied(self, table: Table) -> Table:
+        """Return the table with this budget and without the rows that are left out."""
+        return replace(
+            table,
+            rows=[row for row in table.rows if row.name not in self.left_out],
+            splits=self.splits,
+            trials=self.trials,
+            epochs=self.epochs,
+            patience=max(10, self.epochs // 4),
+        )
+
+    def save(self, path: Path) -> None:
+        replace_file(path, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> "Plan":
+        try:
+            return cls(**json.loads(path.read_bytes()))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} holds no plan of a comparison: {error}. Delete the folder, or give another --out."
+            ) from error
+
+
+def plan(
+    table: Table, costs: Mapping[str, Cost], seconds: float, most_splits: int
+) -> Plan:
+    """Return the largest budget that fits into `seconds` of computing time.
+
+    Rows that are too slow even for the least budget are left out, the slowest first.
+
+    Args:
+        table: the rows, and whether they are tuned on every split.
+        costs: what a training of each row takes.
+        seconds: seconds of all processes together.
+        most_splits: number of splits that there are.
+    """
+    rows = [row for row in table.rows if row.name in costs]
+    left_out: dict[str, str] = {}
+    budgets = list(
+        itertools.product({min(n, most_splits) for n in SPLITS}, TRIALS, EPOCHS)
+    )
+    while True:
+        fitting = []
+        for splits, trials, epochs in budgets:
+            each = {
+                row.name: _runs(table, row, splits, trials) * costs[row.name].of(epochs)
+                for row in rows
+            }
+            if sum(each.values()) <= _USED * seconds:
+                # A model that is not trained to its end says less than one whose settings are not the best.
+                worth = math.log(splits) + math.log(trials) + 3 * math.log(epochs)
+                fitting.append((worth, splits, trials, epochs))
+        if fitting:
+            _, splits, trials, epochs = max(fitting)
+            return Plan(splits, trials, epochs, left_out)
+        least = (min(b[0] for b in budgets), TRIALS[0], EPOCHS[0])
+        slowest = max(
+            rows,
+            key=lambda row: (
+                _runs(table, row, *least[:2]) * costs[row.name].of(EPOCHS[0])
+            ),
+        )
+        needed = _runs(table, slowest, *least[:2]) * costs[slowest.name].of(EPOCHS[0])
+        left_out[slowest.name] = (
+            f"it takes about {needed / 60:.0f} minutes of computing time for two settings and {EPOCHS[0]} epochs"
+        )
+        rows.remove(slowest)
+        if not rows:
+            raise ValueError(
+                "minutes must be enough for a row at least; none fits. Give more minutes."
+            )
+
+
+def _runs(table: Table, row: Row, splits: int, trials: int) -> int:
+    """Return the number of trainings of a row."""
+    tuned = trials if table.axes(row) else 0
+    return tuned * (splits if table.nested else int(table.tuning)) + splits

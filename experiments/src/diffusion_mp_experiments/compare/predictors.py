@@ -1,0 +1,169 @@
+"""Rows of a comparison that are fitted at once: constants, scikit-learn on features, and common neighbours."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from sklearn.base import BaseEstimator
+from sklearn.decomposition import TruncatedSVD
+from sklearn.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+)
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+from torch_geometric.data import Data
+from torch_geometric.nn import global_max_pool, global_mean_pool
+
+from diffusion_mp.checks import PositiveNumber, checked
+from diffusion_mp.diffusivities import AdjacencyDiffusivity
+from diffusion_mp.graph import Graph
+from diffusion_mp_experiments.train.datamodules import SplitDataModule
+
+#: Columns from which on trees read a fourth as many principal ones.
+_COLUMNS = 256
+
+
+def _labelled(data: SplitDataModule) -> list[tuple[Data, Tensor]]:
+    """Return the graphs that train, each with the mask of the rows of y that train."""
+    found = []
+    for batch in data.train_dataloader():
+        mask = torch.ones(len(batch.y), dtype=torch.bool)
+        found.append((batch, batch.get("train_mask", mask)))
+    return found
+
+
+def _scaled(model: BaseEstimator) -> BaseEstimator:
+    # One penalty for all columns means something only in one unit.
+    return make_pipeline(StandardScaler(), model)
+
+
+class Constant(nn.Module):
+    """The shares of the classes among the training labels, or the mean of the numbers, for every row."""
+
+    share: Tensor
+
+    def fit(self, data: SplitDataModule) -> None:
+        labels = torch.cat([batch.y[mask] for batch, mask in _labelled(data)])
+        if labels.is_floating_point():
+            share = labels.mean().view(1)
+        else:
+            share = one_hot(labels, data.num_classes).float().mean(0)
+        self.register_buffer("share", share, persistent=False)
+
+    def forward(
+        self, x: Tensor, graph: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        rows = graph.num_graphs if isinstance(graph, Graph) else len(x)
+        return self.share.expand(rows, -1)
+
+
+class OnFeatures(nn.Module):
+    """A model of scikit-learn on the features of nodes, or on means and largest features of graphs.
+
+    Args:
+        model: "linear", logistic regression or ridge regression; or "boosting", gradient boosting by histograms.
+        neighbours: whether the means over the neighbours of a node are further features.
+        strength: inverse of the penalty of a linear model.
+        learning_rate: learning rate of boosting.
+        leaf: smallest number of rows in a leaf of boosting.
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: Literal["linear", "boosting"],
+        neighbours: bool = False,
+        strength: PositiveNumber = 1.0,
+        learning_rate: PositiveNumber = 0.1,
+        leaf: int = 20,
+    ) -> None:
+        super().__init__()
+        self.neighbours = neighbours
+        self.trees = model == "boosting"
+        trees = {
+            "learning_rate": learning_rate,
+            "min_samples_leaf": leaf,
+            "random_state": 0,
+        }
+        makes: dict[tuple[str, bool], Any] = {
+            ("linear", True): lambda: _scaled(
+                LogisticRegression(C=strength, max_iter=1000)
+            ),
+            ("linear", False): lambda: _scaled(Ridge(alpha=1 / strength)),
+            ("boosting", True): lambda: HistGradientBoostingClassifier(**trees),
+            ("boosting", False): lambda: HistGradientBoostingRegressor(**trees),
+        }
+        self._made_of = {classes: makes[model, classes] for classes in (True, False)}
+
+    def fit(self, data: SplitDataModule) -> None:
+        features = []
+        labels = []
+        for batch, mask in _labelled(data):
+            graph = batch.get("graph", batch.edge_index)
+            features.append(self._features(batch.x, graph)[mask.numpy()])
+            labels.append(batch.y[mask])
+        y = torch.cat(labels)
+        self.num_classes = 0 if y.is_floating_point() else data.num_classes
+        model = self._made_of[self.num_classes > 0]()
+        if self.trees and features[0].shape[1] > _COLUMNS:
+            # Trees look at every column, of which a bag of words has thousands.
+            model = make_pipeline(TruncatedSVD(_COLUMNS // 4, random_state=0), model)
+        self._fitted = model.fit(np.concatenate(features), y.numpy())
+
+    def forward(
+        self, x: Tensor, graph: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        features = self._features(x, graph)
+        if not self.num_classes:
+            return torch.from_numpy(self._fitted.predict(features)).float().view(-1, 1)
+        # A class without a training label has a score that never wins.
+        scores = torch.full((len(features), self.num_classes), -100.0)
+        found = np.log(self._fitted.predict_proba(features).clip(1e-12))
+        scores[:, torch.from_numpy(self._fitted.classes_)] = torch.from_numpy(
+            found
+        ).float()
+        return scores
+
+    def _features(self, x: Tensor, graph: Any) -> np.ndarray:
+        x = x.to_dense()
+        parts = [x]
+        if isinstance(graph, Graph):
+            # One row for a graph: what its nodes are on average, and how many they are.
+            sizes = graph.batch.bincount(minlength=graph.num_graphs)
+            parts = [
+                global_mean_pool(x, graph.batch),
+                global_max_pool(x, graph.batch),
+                sizes.to(x).unsqueeze(1),
+            ]
+        elif self.neighbours:
+            parts.append(AdjacencyDiffusivity("row")(x, Graph.coerce(x, graph)) @ x)
+        return torch.cat(parts, 1).numpy()
+
+
+class CommonNeighbours(nn.Module):
+    """The score of a pair of nodes is the sum of 1/log d over their common neighbours (Adamic & Adar, 2003)."""
+
+    def fit(self, data: SplitDataModule) -> None:
+        """Do nothing: the edges that train are in every batch."""
+
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        edge_label_index: Tensor | None = None,
+    ) -> Tensor:
+        assert edge_label_index is not None
+        nodes = len(x)
+        degree = edge_index[1].bincount(minlength=nodes).float()
+        weight = 1 / degree.clamp(min=2).log()
+        ones = np.ones(edge_index.size(1), np.float32)
+        adjacency = csr_array((ones, edge_index.numpy()), (nodes, nodes))
+        source, target = edge_label_index.numpy()
+        common = adjacency[source].multiply(adjacency[target])
+        return torch.from_numpy(common @ weight.numpy())

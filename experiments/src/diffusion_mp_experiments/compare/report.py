@@ -1,0 +1,146 @@
+"""The report of a comparison in Markdown, with three pictures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from diffusion_mp_experiments.compare import findings
+from diffusion_mp_experiments.reproduce import figures
+from diffusion_mp_experiments.reproduce.report import grid, signed, spread
+
+if TYPE_CHECKING:
+    from diffusion_mp_experiments.compare.comparison import Comparison
+
+
+def report(comparison: Comparison) -> str:
+    """Return the report, and draw its pictures next to it."""
+    table = comparison.table
+    parts = [
+        f"# {table.title}: {table.metric.title}",
+        verdict(comparison),
+        scores(comparison),
+        *[f"- {sentence}" for sentence in findings.warnings(comparison.problem, table)],
+        improving(comparison),
+        how(comparison),
+        left_out(comparison),
+        *pictures(comparison),
+        code(comparison),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def verdict(comparison: Comparison) -> str:
+    """Return which row is best, which are no worse, and which of them is cheapest."""
+    table = comparison.table
+    best = comparison.lines[0]
+    text = f"**{best.title}** has the best validation score, and {spread(best.score, table.metric.digits)} on test."
+    others = [name for name in comparison.same if name != best.row]
+    if not others:
+        return (
+            f"{text} It is ahead of every other row by more than two standard errors."
+        )
+    titles = {line.row: line.title for line in comparison.lines}
+    text += " **No worse on test**, which is no more than two standard errors behind split by split: "
+    text += f"{', '.join(titles[name] for name in others)}."
+    cheapest = comparison.same[0]
+    if cheapest != best.row:
+        text += f" The cheapest of these is **{titles[cheapest]}**."
+    return text
+
+
+def scores(comparison: Comparison) -> str:
+    digits = comparison.table.metric.digits
+    most = comparison.lines[0].splits
+    rows = []
+    for line in comparison.lines:
+        ahead = comparison.behind(line)
+        title = line.title
+        if line.splits < most:
+            title += f" ({line.splits} of {most} splits, stopped by the time)"
+        rows.append(
+            [
+                title,
+                spread(line.score, digits),
+                "" if ahead is None else signed(ahead, digits),
+                f"{line.validation:.{digits}f}",
+                f"{line.seconds:.0f}",
+            ]
+        )
+    head = [
+        "",
+        comparison.table.metric.title,
+        "against the best",
+        "validation",
+        "seconds",
+    ]
+    return grid(head, rows)
+
+
+def how(comparison: Comparison) -> str:
+    table = comparison.table
+    splits = (
+        "that came with the data" if comparison.problem.split else "drawn at random"
+    )
+    if table.nested:
+        tuned = "by the validation rows of each split"
+    else:
+        tuned = "on 30 % of the labels, which no reported score uses"
+    sentences = [
+        f"Scores are means over {table.splits} splits {splits}, ± is the standard deviation over splits.",
+        f"Every row chose among {table.trials} settings {tuned}, and trained for at most {table.epochs} epochs.",
+        "The difference from the best is taken split by split, ± is its standard error.",
+        "A test label was used once.",
+        "Whether another search, more time or other features would change the order, this table does not say.",
+    ]
+    return " ".join(sentences)
+
+
+def improving(comparison: Comparison) -> str:
+    if not comparison.improving:
+        return ""
+    titles = ", ".join(comparison.improving)
+    return f"- Still improving at the last epoch: {titles}. With more minutes these may come out better."
+
+
+def left_out(comparison: Comparison) -> str:
+    reasons = comparison.planned.left_out
+    if not reasons:
+        return ""
+    titles = {row.name: row.title for row in comparison.rows}
+    sentences = [f"- {titles.get(name, name)}: {why}." for name, why in reasons.items()]
+    return "\n".join(["Not compared:\n", *sentences])
+
+
+def pictures(comparison: Comparison) -> list[str]:
+    folder = comparison.folder / "images"
+    folder.mkdir(exist_ok=True)
+    figures.draw_scores(folder / "scores.png", comparison.table, comparison.lines)
+    found = ["![test scores of all rows](images/scores.png)"]
+    curves = comparison.curves()
+    if curves:
+        figures.draw_learning(folder / "learning.png", curves)
+        found.append("![validation scores by epoch](images/learning.png)")
+    energies = comparison.energies()
+    if energies:
+        figures.draw_steps(folder / "energy.png", energies)
+        title = comparison.lines[0].title
+        found.append(f"![energy of the {title} at every step](images/energy.png)")
+    return found
+
+
+def code(comparison: Comparison) -> str:
+    """Return the lines of Python that load the kept model and predict."""
+    folder = comparison.folder
+    return f"""The kept model was trained on all labels but a fifth, which chose its epoch:
+
+```python
+from diffusion_mp_experiments.compare import Comparison
+
+comparison = Comparison.load("{folder}")
+print(comparison.best)                 # {comparison.best}
+print(comparison.frame)                # the table above
+predicted = comparison.predict()       # a prediction for every row of the data
+model = comparison.module().model      # the model itself, a torch module
+```
+
+`predictions.csv` has the predictions of all rows without a label, or of all rows where none lacks one."""

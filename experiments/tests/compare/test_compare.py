@@ -1,0 +1,198 @@
+"""Comparisons from data to predictions."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.utils import stochastic_blockmodel_graph
+
+from diffusion_mp_experiments.compare import Comparison, compare
+from diffusion_mp_experiments.compare.comparison import table_folder, table_of
+from diffusion_mp_experiments.compare.problem import Problem
+from diffusion_mp_experiments.reproduce.harness import searches
+from diffusion_mp_experiments.reproduce.table import load_table
+from diffusion_mp_experiments.reproduce.training import train
+from diffusion_mp_experiments.train.cli import main
+
+ROWS = ["constant", "linear", "gcn"]
+
+
+def blocks(nodes: int = 60) -> Data:
+    """Return a graph of two blocks, whose features say little."""
+    torch.manual_seed(0)
+    edge_index = stochastic_blockmodel_graph(
+        [nodes // 2, nodes // 2], [[0.3, 0.02], [0.02, 0.3]]
+    )
+    y = torch.arange(nodes) // (nodes // 2)
+    return Data(x=torch.randn(nodes, 4) + 0.5 * y[:, None], edge_index=edge_index, y=y)
+
+
+def problems() -> dict[str, Problem]:
+    data = blocks()
+    names = tuple(map(str, range(60)))
+    graphs = []
+    for seed in range(30):
+        torch.manual_seed(seed)
+        edge_index = torch.randint(6, (2, 14))
+        edge_attr = torch.randn(14, 2)
+        x = torch.randn(6, 3)
+        y = torch.tensor([seed % 2])
+        graphs.append(Data(x=x + y, edge_index=edge_index, edge_attr=edge_attr, y=y))
+    numbers = data.x.sum(1) + data.y
+    of_graphs = [Data(**{**graph, "y": graph.x.mean().view(1)}) for graph in graphs]
+    few = tuple(map(str, range(30)))
+    return {
+        "nodes": Problem("node", ("a", "b"), [data], names),
+        "rows": Problem("node", ("a", "b"), [Data(x=data.x, y=data.y)], names),
+        "numbers": Problem(
+            "node", (), [Data(x=data.x, y=numbers, edge_index=data.edge_index)], names
+        ),
+        "graphs": Problem("graph", ("a", "b"), graphs, few),
+        "numbers of graphs": Problem("graph", (), of_graphs, few),
+        "links": Problem(
+            "link", (), [Data(x=data.x, edge_index=data.edge_index)], names
+        ),
+    }
+
+
+CASES = [
+    (name, row.name)
+    for name, problem in problems().items()
+    for row in load_table(table_folder(problem)).rows
+    if not (name == "numbers" and row.name.startswith("label_"))
+]
+
+
+@pytest.mark.parametrize(("name", "row"), CASES)
+def test_every_row_trains_on_every_kind_of_data(
+    name: str, row: str, tmp_path: Path
+) -> None:
+    problem = problems()[name]
+    problem.save(tmp_path / "problem.npz")
+    table = replace(table_of(problem, tmp_path, None, 0, [row]), epochs=2, trials=1)
+    settings = searches(table, table.rows[0])[0].settings[0]
+    config = table.config(table.rows[0], settings)
+    for tuning in (True, False):
+        record = train(config, table.metric.name, 0, 0, tuning)
+        score = record["validation"] if tuning else record["test"]
+        assert score is not None
+        assert np.isfinite(score)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a comparison of nodes.csv and edges.csv, made by the command."""
+    source = tmp_path_factory.mktemp("mine")
+    out = tmp_path_factory.mktemp("out")
+    data = blocks()
+    with (source / "nodes.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "u", "v", "w", "z", "label"])
+        for i, row in enumerate(data.x.tolist()):
+            label = "" if i % 6 == 0 else ["left", "right"][int(data.y[i])]
+            writer.writerow([f"node {i}", *row, label])
+    with (source / "edges.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["source", "target"])
+        for a, b in data.edge_index.t().tolist():
+            if a < b:
+                writer.writerow([f"node {a}", f"node {b}"])
+    command = ["compare", str(source), "--out", str(out), "--minutes", "2"]
+    assert main([*command, "--jobs", "1", "--only", *ROWS]) == 0
+    return out
+
+
+def test_the_report_names_a_winner_and_how_it_was_found(folder: Path) -> None:
+    text = (folder / "report.md").read_text("utf-8")
+    comparison = Comparison.load(folder)
+    assert comparison.lines[0].title in text
+    assert "best validation score" in text
+    assert "constant" in text
+    # Ten nodes have no label, and the report says so.
+    assert "unknown for 10 of 60" in text
+    for picture in ("scores.png", "learning.png"):
+        assert (folder / "images" / picture).stat().st_size > 1000
+        assert f"images/{picture}" in text
+
+
+def test_what_has_no_label_is_predicted(folder: Path) -> None:
+    with (folder / "predictions.csv").open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head == ["id", "prediction"]
+    assert [row[0] for row in rows] == [f"node {i}" for i in range(0, 60, 6)]
+    truth = ["left"] * 5 + ["right"] * 5
+    right = sum(row[1] == label for row, label in zip(rows, truth, strict=True))
+    assert right >= 8
+
+
+def test_a_loaded_comparison_is_the_same(folder: Path) -> None:
+    comparison = Comparison.load(folder)
+    assert set(comparison.frame.index) == set(ROWS)
+    assert comparison.best in ROWS
+    assert comparison.best in comparison.same
+    assert comparison.predict().shape == (60,)
+    new = blocks(80)
+    assert set(comparison.predict(new)) <= {"left", "right"}
+    assert len(comparison.predict(new)) == 80
+
+
+def test_a_comparison_goes_on_with_its_plan(folder: Path) -> None:
+    before = (folder / "runs.jsonl").read_text().splitlines()
+    report = (folder / "report.md").read_text("utf-8")
+    # As after a kill: the last runs are missing, and one line is not complete.
+    kept = "\n".join(before[:-3]) + "\n" + before[-3][:40]
+    (folder / "runs.jsonl").write_text(kept)
+    problem = Problem.load(folder / "problem.npz")
+    compare(problem, 2, out=folder, jobs=1, only=ROWS)
+    after = [
+        json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()
+    ]
+    assert len(after) == len(before)
+    first = [json.loads(line) for line in before]
+    scores = {
+        (r["row"], r["split"], r["tuning"], r["config"]): r["validation"] for r in first
+    }
+    for record in after:
+        place = (record["row"], record["split"], record["tuning"], record["config"])
+        assert record["validation"] == scores[place]
+    without_seconds = [
+        line.rpartition("| ")[0].rpartition("|")[0]
+        for line in report.splitlines()
+        if line.startswith("|")
+    ]
+    again = (folder / "report.md").read_text("utf-8")
+    for line in without_seconds:
+        assert line in again
+
+
+REFUSED = [
+    ({"minutes": 0}, "minutes must be"),
+    ({"minutes": -1.0}, "minutes must be"),
+    ({"metric": "r2"}, "metric must be one of acc"),
+    ({"metric": "f1"}, "metric must be one of acc"),
+    ({"only": ["gnn"]}, "has no row gnn"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_refused(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        compare(problems()["nodes"], out=tmp_path, **options)
+
+
+def test_another_comparison_is_not_mixed_with_this_one(folder: Path) -> None:
+    with pytest.raises(ValueError, match="holds the comparison of other data"):
+        compare(problems()["rows"], out=folder)
+    problem = Problem.load(folder / "problem.npz")
+    with pytest.raises(ValueError, match="metric, seed and only must be as"):
+        compare(problem, out=folder, seed=1, only=ROWS)
+
+
+def test_there_is_no_comparison(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="Give the out of compare"):
+        Comparison.load(tmp_path)

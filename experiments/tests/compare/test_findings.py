@@ -1,0 +1,85 @@
+"""What a report points out about the data."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from diffusion_mp_experiments.compare import findings
+from diffusion_mp_experiments.compare.comparison import table_of
+from diffusion_mp_experiments.compare.problem import Problem
+from diffusion_mp_experiments.reproduce.report import Line
+
+
+def line(row: str, validation: float, seconds: float = 1.0) -> Line:
+    return Line(row, row, (80.0, 1.0), validation, {}, {}, {}, 3, 2, seconds)
+
+
+def sentences(x: torch.Tensor, y: torch.Tensor, edge_index: torch.Tensor) -> str:
+    names = tuple(map(str, range(len(x))))
+    classes = tuple(f"class {c}" for c in range(int(y.max()) + 1))
+    problem = Problem("node", classes, [Data(x=x, edge_index=edge_index, y=y)], names)
+    table = table_of(problem, Path(), None, 0, [])
+    return " ".join(findings.warnings(problem, table))
+
+
+def drawn(classes: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 5, generator=generator)
+    y = torch.randint(classes, (300,), generator=generator)
+    return x, y, torch.randint(300, (2, 900), generator=generator)
+
+
+def test_nothing_is_said_of_usual_data() -> None:
+    assert sentences(*drawn()) == ""
+
+
+def test_a_feature_that_is_the_label() -> None:
+    x, y, edge_index = drawn()
+    x[:, 3] = y.float().roll(0) * 2 - 1
+    assert "Feature 3 alone tells the classes" in sentences(x, y, edge_index)
+
+
+def test_edges_made_from_labels() -> None:
+    x, y, edge_index = drawn()
+    edge_index = edge_index[:, y[edge_index[0]] == y[edge_index[1]]]
+    assert "Every edge joins two nodes of one class" in sentences(x, y, edge_index)
+
+
+def test_duplicate_rows() -> None:
+    x, y, edge_index = drawn()
+    x[1::2] = x[::2]
+    assert "test rows have the same features as a training row" in sentences(
+        x, y, edge_index
+    )
+
+
+def test_imbalance_and_rare_classes() -> None:
+    x, y, edge_index = drawn()
+    y[:] = 0
+    y[:5] = 1
+    said = sentences(x, y, edge_index)
+    assert "98.3 % of the labels are class 0" in said
+    assert "fewer than ten labels of class 1" in said
+
+
+def test_rows_that_are_no_worse_are_named_cheapest_first() -> None:
+    rows = [line("slow", 82.0, 9.0), line("fast", 81.0, 1.0), line("bad", 70.0, 0.1)]
+    behind = {"slow": None, "fast": (-0.4, 0.3), "bad": (-12.0, 1.0)}
+    assert [each.row for each in findings.equals(rows[0], rows, behind)] == [
+        "fast",
+        "slow",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "same"), [(-1.0, 0.4, 1), (-1.0, 0.6, 2), (-1.0, math.nan, 2)]
+)
+def test_two_standard_errors_are_a_difference(
+    mean: float, error: float, same: int
+) -> None:
+    rows = [line("best", 82.0), line("other", 81.0)]
+    behind = {"best": None, "other": (mean, error)}
+    assert len(findings.equals(rows[0], rows, behind)) == same

@@ -1,0 +1,664 @@
+"""A user's data, in every form that is read, and a sentence for every kind that is not."""
+
+import re
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rdkit import RDLogger
+from safetensors.torch import save_file
+from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
+from torch_geometric.utils import to_undirected
+
+from diffusion_mp_experiments.compare import tables
+from diffusion_mp_experiments.compare.inputs import read
+from diffusion_mp_experiments.compare.problem import MASKS, Problem
+from diffusion_mp_experiments.graphs import load_heterophilous, load_planetoid, load_tu
+from helpers import Payload
+from small_sets import make_heterophilous, make_tu, write
+
+RDLogger.DisableLog("rdApp.*")
+
+NODES = """id,size,city,label
+n7,1.5,Rome,cat
+x 2,NA,Bonn,dog
+10,2.5,Rome,
+n9,2,,cat
+"""
+EDGES = "source,target\nn7,x 2\n10,n7\n"
+
+
+def made(folder: Path, nodes: str | bytes = NODES, edges: str | bytes = EDGES) -> Path:
+    write(folder, {"nodes.csv": nodes, "edges.csv": edges})
+    return folder
+
+
+def table(folder: Path, text: str | bytes) -> Path:
+    return write(folder, {"table.csv": text})[0]
+
+
+def small() -> Data:
+    """A ring of six nodes, each edge in both directions."""
+    ring = torch.stack([torch.arange(6), torch.arange(1, 7) % 6])
+    return Data(
+        x=torch.arange(12.0).view(6, 2),
+        edge_index=to_undirected(ring),
+        y=torch.tensor([0, 1, 0, 1, 1, -1]),
+    )
+
+
+def masked() -> Data:
+    data = small()
+    position = torch.tensor([0, 0, 1, 1, 2, 2])
+    for number, name in enumerate(MASKS):
+        data[name] = position == number
+    return data
+
+
+def graph_list() -> list[Data]:
+    graphs = []
+    for size, y in ((2, 0), (3, 1), (1, 0), (2, 1)):
+        path = torch.stack([torch.arange(size - 1), torch.arange(1, size)])
+        graphs.append(
+            Data(
+                x=torch.full((size, 2), float(size)),
+                edge_index=to_undirected(path, num_nodes=size),
+                y=torch.tensor([y]),
+            )
+        )
+    return graphs
+
+
+def check_same(found: Problem, expected: Problem) -> None:
+    assert len(found.graphs) == len(expected.graphs)
+    for one, other in zip(found.graphs, expected.graphs, strict=True):
+        assert one.keys() == other.keys()
+        for key in one.keys():  # noqa: SIM118 of PyG, a method
+            assert one[key].dtype == other[key].dtype
+            assert torch.equal(one[key], other[key])
+    for field in ("task", "classes", "names", "directed", "notes"):
+        assert getattr(found, field) == getattr(expected, field)
+    assert (found.split is None) == (expected.split is None)
+    for one, other in zip(found.split or (), expected.split or (), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_nodes_and_edges(tmp_path):
+    problem = read(made(tmp_path))
+    (data,) = problem.graphs
+    assert (problem.task, problem.classes) == ("node", ("cat", "dog"))
+    assert problem.names == ("n7", "x 2", "10", "n9")
+    assert data.y.tolist() == [0, 1, -1, 0]
+    # Whether the size is missing, the size, and no city, Bonn and Rome.
+    assert data.x.tolist() == [
+        [0, 1.5, 0, 0, 1],
+        [1, 2.0, 0, 1, 0],
+        [0, 2.5, 0, 0, 1],
+        [0, 2.0, 1, 0, 0],
+    ]
+    assert data.x.dtype == torch.float32
+    assert data.edge_index.tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
+    assert not problem.directed
+    said = " ".join(problem.notes)
+    assert "1 missing numbers of the column size became its mean" in said
+    assert "The column city became 3 indicator columns." in said
+    assert "2 edges without their reverse were given one" in said
+    assert 'the column "label" is unknown for 1 of 4' in said
+    assert "has classes with a single example: 'dog'" in said
+    (tmp_path / "edges.csv").rename(tmp_path / "pairs.csv")
+    others = read(tmp_path / "nodes.csv", edges=tmp_path / "pairs.csv")
+    check_same(others, problem)
+    assert "edge_index" not in read(tmp_path / "nodes.csv").graphs[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeff" + NODES,
+        NODES.replace("\n", "\r\n"),
+        NODES.replace(",", ";"),
+        NODES.replace(",", "\t"),
+        NODES.replace("x 2", '"x 2"'),
+        NODES.replace("\n", "\n\n"),
+        NODES.replace("NA", "inf"),
+        NODES.replace("NA", "1e300"),
+    ],
+)
+def test_the_same_table_in_other_words(tmp_path, text):
+    problem = read(made(tmp_path))
+    check_same(read(made(tmp_path, text)), problem)
+
+
+@pytest.mark.parametrize("names", ["src,dst", "to,from", "FROM,TO", "a,b", "index"])
+def test_the_ends_of_edges_go_by_their_names(tmp_path, names):
+    edges = f"{names}\nn7,n9\n"
+    if names == "index":
+        # As pandas writes it.
+        edges = ",a,b\n0,n7,n9\n"
+    problem = read(made(tmp_path, edges=edges), directed=True)
+    ends = problem.graphs[0].edge_index.flatten().tolist()
+    assert ends == ([3, 0] if names == "to,from" else [0, 3])
+    assert problem.directed
+
+
+def test_weights_and_features_of_edges(tmp_path):
+    edges = "kind,weight,source,target,days\na,1,n7,n9,4\nb,3,n9,n7,6\na,2,10,10,1\na,2,10,10,1\n"
+    problem = read(made(tmp_path, edges=edges))
+    (data,) = problem.graphs
+    assert data.edge_index.tolist() == [[0, 2, 3], [3, 2, 0]]
+    # Edges of both directions get the mean, and none counts twice.
+    assert data.edge_weight.tolist() == [2, 2, 2]
+    assert data.edge_attr.tolist() == [[0.5, 0.5, 5], [1, 0, 1], [0.5, 0.5, 5]]
+    said = " ".join(problem.notes)
+    assert "1 of 4 edges were duplicates" in said
+    assert "1 of the edges are self-loops, which were kept" in said
+    directed = read(tmp_path, directed=True)
+    assert directed.graphs[0].edge_weight.tolist() == [1, 2, 3]
+
+
+def test_links_need_no_label(tmp_path):
+    problem = read(made(tmp_path), task="link")
+    assert (problem.task, problem.classes) == ("link", ())
+    assert "y" not in problem.graphs[0]
+    assert problem.graphs[0].num_features == 5
+    assert "The column label was left out." in problem.notes
+    without = "id\nn7\nx 2\n10\n"
+    problem = read(made(tmp_path, without), task="link")
+    assert problem.graphs[0].x.tolist() == [[1], [1], [1]]
+    assert "There are no features, so a constant takes their place." in problem.notes
+    assert read(small(), task="link").graphs[0].y is None
+
+
+def test_rows(tmp_path):
+    text = "a,b,target\n1,x,0.5\n2,x,NA\n3,y,2\n"
+    problem = read(table(tmp_path, text))
+    (data,) = problem.graphs
+    assert (problem.task, problem.classes) == ("node", ())
+    assert problem.names == ("0", "1", "2")
+    assert data.edge_index is None
+    assert data.y.dtype == torch.float32
+    assert data.y[[0, 2]].tolist() == [0.5, 2]
+    assert data.y.isnan().tolist() == [False, True, False]
+    assert read(table(tmp_path, text), target="b").classes == ("x", "y")
+    assert read(table(tmp_path, text), identifier="a").names == ("1", "2", "3")
+    marked = read(table(tmp_path, "\ufeffy,a\n0,1\n1,2\n"))
+    assert marked.classes == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "classes"),
+    [
+        (["1", "2", "1", "2"], None, ("1", "2")),
+        (["1.0", "10", "2", "1"], None, ("1", "2", "10")),
+        (["1", "2", "1", "2"], "regression", ()),
+        (["0.5", "1.5", "0.5", "1.5"], None, ()),
+        (["0.5", "1.5", "0.5", "1.5"], "node", ("0.5", "1.5")),
+        (["True", "False", "", "True"], None, ("False", "True")),
+        ([*map(str, range(21))] * 2, None, ()),
+        ([*map(str, range(21))] * 2, "node", tuple(map(str, range(21)))),
+    ],
+)
+def test_what_is_a_class(tmp_path, values, task, classes):
+    rows = "".join(f"{value},1\n" for value in values)
+    problem = read(table(tmp_path, "Class,a\n" + rows), task=task)
+    assert problem.classes == classes
+    number = problem.graphs[0].y.dtype == torch.float32
+    assert number == (not classes)
+    hint = any("whole numbers" in note for note in problem.notes)
+    assert hint == (number and len(values) > 20)
+
+
+def test_columns_that_are_left_out(tmp_path):
+    rows = "".join(f"word{i},{i % 50},,{i % 2}\n" for i in range(51))
+    problem = read(table(tmp_path, "a,b,c,y\n" + rows))
+    assert problem.graphs[0].x[:, 0].tolist() == [i % 50 for i in range(51)]
+    assert problem.graphs[0].num_features == 1
+    assert problem.notes == (
+        "The column a was left out: it is text with 51 different values.",
+        "The column c was left out: it is empty.",
+    )
+
+
+SMILES = "{},note,label\nCCO,1,a\nnot one,2,b\nC1=CC=CC=C1,3,b\nC,4,a\n"
+
+
+@pytest.mark.parametrize("name", ["smiles", "SMILES"])
+def test_molecules(tmp_path, name):
+    problem = read(table(tmp_path, SMILES.format(name)))
+    assert (problem.task, problem.classes) == ("graph", ("a", "b"))
+    assert problem.names == ("CCO", "C1=CC=CC=C1", "C")
+    assert [graph.num_nodes for graph in problem.graphs] == [3, 6, 1]
+    assert [graph.num_edges for graph in problem.graphs] == [4, 12, 0]
+    assert [graph.y.tolist() for graph in problem.graphs] == [[0], [1], [0]]
+    x = torch.cat([graph.x for graph in problem.graphs])
+    # One kind of each of the nine properties of an atom.
+    assert set(x.flatten().tolist()) == {0, 1}
+    assert x.sum(1).eq(9).all()
+    assert problem.graphs[0].edge_attr.sum(1).eq(3).all()
+    said = " ".join(problem.notes)
+    assert "1 rows that are no molecules were left out: 'not one'." in said
+    assert "The columns 'note' were left out beside" in said
+
+
+def test_molecules_are_known_by_their_values(tmp_path):
+    text = "compound,y\nCCO,0.5\nCCN,1.5\nCCC,2.25\n"
+    problem = read(table(tmp_path, text))
+    assert (problem.task, problem.classes) == ("graph", ())
+    assert [graph.y.item() for graph in problem.graphs] == [0.5, 1.5, 2.25]
+    categories = "element,y\nC,0.5\nN,1.5\nC,2.25\n"
+    assert read(table(tmp_path, categories)).task == "node"
+
+
+def test_molecules_without_rdkit(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "rdkit", None)
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    said = r"needs rdkit, .*pip install 'diffusion-mp-experiments\[molecules\]'"
+    with pytest.raises(ModuleNotFoundError, match=said):
+        read(table(tmp_path, SMILES.format("smiles")))
+    assert read(table(tmp_path, "compound,y\nCCO,0.5\nCCN,1.5\n")).task == "node"
+
+
+def test_tensors(tmp_path):
+    expected = read(masked())
+    (data,) = expected.graphs
+    assert (expected.task, expected.classes) == ("node", ("0", "1"))
+    assert torch.equal(data.x, small().x)
+    assert torch.equal(data.edge_index, small().edge_index)
+    assert data.y.tolist() == [0, 1, 0, 1, 1, -1]
+    assert [mask.tolist() for mask in expected.split] == [
+        masked()[name].tolist() for name in MASKS
+    ]
+    assert torch.equal(data.val_mask, masked().val_mask)
+    fields = masked().to_dict()
+    torch.save(masked(), tmp_path / "one.pt")
+    torch.save([masked()], tmp_path / "list.pt")
+    torch.save(fields, tmp_path / "dict.pt")
+    save_file(fields, tmp_path / "one.safetensors")
+    np.savez(tmp_path / "one.npz", **{name: fields[name].numpy() for name in fields})
+    files = ["one.pt", "list.pt", "dict.pt", "one.safetensors", "one.npz"]
+    for name in files:
+        found = read(tmp_path / name)
+        check_same(found, Problem(**{**vars(expected), "notes": found.notes}))
+        assert len(found.notes) == 1
+
+
+def test_labels_of_tensors():
+    data = small()
+    data.y = torch.tensor([5, 70, 5, 70, -1, 70])[:, None]
+    problem = read(data)
+    assert problem.classes == ("5", "70")
+    assert problem.graphs[0].y.tolist() == [0, 1, 0, 1, -1, 1]
+    data.other = torch.tensor([0.5, float("nan"), 1, 2, 3, 4])
+    problem = read(data, target="other")
+    assert problem.classes == ()
+    assert problem.graphs[0].y.isnan().tolist() == [False, True] + [False] * 4
+    data.y = torch.arange(6)
+    problem = read(data, task="regression")
+    assert problem.graphs[0].y.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_directions_of_tensors():
+    data = small()
+    data.edge_index = torch.tensor([[0, 1, 1, 2], [1, 2, 2, 2]])
+    data.edge_weight = torch.tensor([1.0, 2, 4, 5])
+    data.edge_attr = torch.tensor([1.0, 2, 4, 5])
+    problem = read(data)
+    assert problem.directed
+    assert problem.graphs[0].edge_index.tolist() == [[0, 1, 2], [1, 2, 2]]
+    assert problem.graphs[0].edge_weight.tolist() == [1, 3, 5]
+    assert problem.graphs[0].edge_attr.tolist() == [[1], [3], [5]]
+    assert any("is directed; directed=False adds" in note for note in problem.notes)
+    problem = read(data, directed=False)
+    assert problem.graphs[0].edge_index.tolist() == [[0, 1, 1, 2, 2], [1, 0, 2, 1, 2]]
+    assert not problem.directed
+    assert data.num_edges == 4
+
+
+def test_the_data_of_the_caller_stay_as_they_are():
+    data = small()
+    data.x.requires_grad_()
+    before = data.to_dict()
+    problem = read(data)
+    assert not problem.graphs[0].x.requires_grad
+    assert data.x.requires_grad
+    assert set(data.keys()) == set(before)
+    assert all(data[name] is before[name] for name in before)
+
+
+def test_masks_of_several_splits():
+    data = masked()
+    data.train_mask = torch.stack(
+        [data.train_mask, ~(data.val_mask | data.test_mask)], 1
+    )
+    data.val_mask = data.val_mask[:, None]
+    problem = read(data)
+    assert [mask.shape for mask in problem.split] == [(6, 2)] * 3
+    assert problem.split[2][:, 1].tolist() == masked().test_mask.tolist()
+    del data.val_mask
+    assert read(data).split is None
+
+
+def test_several_graphs(tmp_path):
+    problem = read(graph_list())
+    assert (problem.task, problem.classes) == ("graph", ("0", "1"))
+    assert problem.names == ("0", "1", "2", "3")
+    assert [graph.y.tolist() for graph in problem.graphs] == [[0], [1], [0], [1]]
+    torch.save(graph_list(), tmp_path / "graphs.pt")
+    dataset = InMemoryDataset()
+    dataset.data, dataset.slices = dataset.collate(graph_list())
+    for source in (
+        tmp_path / "graphs.pt",
+        str(tmp_path / "graphs.pt"),
+        dataset,
+        tuple(graph_list()),
+        Batch.from_data_list(graph_list()),
+    ):
+        check_same(
+            read(source), Problem(**{**vars(problem), "notes": read(source).notes})
+        )
+    graphs = graph_list()
+    for graph, y in zip(graphs, (0.5, None, 1.5, 2.5), strict=True):
+        graph.y = y
+        graph.x = None
+    problem = read(graphs)
+    assert problem.classes == ()
+    assert problem.graphs[1].y.isnan().all()
+    assert problem.graphs[3].x.tolist() == [[1], [1]]
+
+
+def test_published_files(tmp_path):
+    make_heterophilous(tmp_path)
+    problem = read(tmp_path / "small.npz")
+    expected = load_heterophilous(tmp_path, "small")
+    for name in ("x", "edge_index", "y", *MASKS):
+        assert torch.equal(problem.graphs[0][name], expected[name])
+    assert torch.equal(problem.split[0], expected.train_mask)
+    make_tu(tmp_path)
+    for folder in (tmp_path / "SMALL", tmp_path / "SMALL" / "raw"):
+        problem = read(folder)
+        assert problem.classes == ("-1", "1")
+        for graph, same in zip(problem.graphs, load_tu(tmp_path, "SMALL"), strict=True):
+            for name in ("x", "edge_index", "edge_attr", "y"):
+                assert torch.equal(graph[name], same[name])
+    (tmp_path / "SMALL" / "raw" / "SMALL_node_labels.txt").unlink()
+    xs = [graph.x.tolist() for graph in read(tmp_path / "SMALL").graphs]
+    assert xs == [[[1]] * 3, [[1]], [[1]] * 2]
+
+
+@pytest.mark.parametrize("form", ["nodes", "rows", "links", "tensors", "graphs"])
+def test_a_problem_survives_its_file(tmp_path, form):
+    if form in ("nodes", "links"):
+        problem = read(made(tmp_path), task="link" if form == "links" else None)
+    elif form == "rows":
+        problem = read(table(tmp_path, "a,y\n1,ä\n2,b\n"))
+    elif form == "tensors":
+        problem = read(masked(), directed=True)
+    else:
+        problem = read(graph_list())
+        parts = torch.eye(4, dtype=torch.bool)[:3]
+        problem = Problem(**{**vars(problem), "split": tuple(parts)})
+    problem.save(tmp_path / "problem.npz")
+    check_same(Problem.load(tmp_path / "problem.npz"), problem)
+    check_same(read(tmp_path / "problem.npz"), problem)
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("x", torch.tensor([[0.0, np.nan]] * 6).numpy()),
+        ("x", np.ones((5, 2), np.float32)),
+        ("x.sizes", np.array([5])),
+        ("edge_index", np.full((2, 12), 6)),
+        ("y", np.array([0, 1, 2, 0, 0, 0])),
+        ("y.sizes", np.array([3, 3])),
+        ("split", np.ones((3, 5), bool)),
+        ("problem", np.frombuffer(b"{}", np.uint8)),
+        ("problem", np.frombuffer(b"\xff{", np.uint8)),
+        ("x", np.array([{}], object)),
+    ],
+)
+def test_damaged_problems_are_refused(tmp_path, field, value):
+    path = tmp_path / "problem.npz"
+    read(masked()).save(path)
+    arrays = dict(np.load(path))
+    assert field in arrays
+    np.savez(path, **{**arrays, field: value})
+    with pytest.raises(ValueError, match=re.escape(f"{path}: ")):
+        Problem.load(path)
+
+
+def test_parts_of_a_problem_are_refused(tmp_path):
+    path = tmp_path / "problem.npz"
+    problem = read(masked())
+    problem.save(path)
+    content = path.read_bytes()
+    for end in (0, 10, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:end])
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            Problem.load(path)
+    with pytest.raises(FileNotFoundError, match="missing no"):
+        Problem.load(tmp_path / "no.npz")
+
+
+REFUSED_TABLES = [
+    (b"", "no rows below a line of names"),
+    ("a,y\n", "no rows below a line of names"),
+    (b"a,y\n\xff\xfe,1\n", r"UnicodeDecodeError: .*Save the table as text in UTF-8"),
+    (b"a,y\n\0,1\n", "zero bytes"),
+    ("a,a,y\n1,2,3\n", "several of its columns are named 'a'"),
+    ("a,y\n1,2\n3\n", "row 2 has 1 cells below 2 names of columns"),
+    ('a,y\n"1,2\n3', "unexpected end of data"),
+    ("a,b\n1,2\n", "must have one column named label.*has 0; .*'a', 'b'"),
+    ("y,label\n1,2\n", "must have one column named label.*has 2; "),
+    ("a,y\n1,\n2,NA\n", 'the column "y" must have at least two .*no value is known'),
+    ("a,y\n1,b\n2,b\n", "at least two different values, but all known ones are b"),
+    (
+        "a,y\n1,0.5\n2,0.5\n",
+        "at least two different values, but all known ones are 0.5",
+    ),
+    ("a,y\n1,2\n", "at least two different values"),
+    ("id,y\nb,1\nb,2\n", "ids in the column \"id\" must all be different.*'b' several"),
+    ("id,y\nb,1\n,2\n", "must all be different, and there are rows without one"),
+    (
+        "a,y\n" + "".join(f"1,w{i}\n" for i in range(100_000)),
+        'has 100000 different values, and classes may be at most 1000 here; .*"regression"',
+    ),
+    ("smiles,y\nxx,1\nyy,2\n", 'none of the column "smiles" is a molecule'),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), REFUSED_TABLES)
+def test_refused_tables(tmp_path, text, said):
+    path = table(tmp_path, text)
+    with pytest.raises(ValueError, match=said) as caught:
+        read(path)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("edges", "said"),
+    [
+        ("source,target\nn7,q\nz,n9\n", "2 are not: 'q', 'z'; add them there"),
+        ("n7,n9\nn9,10\n", r"must begin with a line of names, such as source,target"),
+        ("source\nn7\n", "must begin with a line of names"),
+        ("source,target\n", "no rows below a line of names"),
+        (
+            "source,target,weight\nn7,n9,-1\n",
+            'the column "weight" must hold numbers >= 0',
+        ),
+        (
+            "source,target,weight\nn7,n9,\n",
+            'the column "weight" must hold numbers >= 0',
+        ),
+    ],
+)
+def test_refused_edges(tmp_path, edges, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        read(made(tmp_path, edges=edges))
+    assert str(caught.value).startswith(str(tmp_path / "edges.csv"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"target": "size_"},
+            "no column 'size_'; target must be one of 'size', 'city',",
+        ),
+        ({"identifier": "i"}, "no column 'i'; identifier must be one of 'id', 'size'"),
+        (
+            {"task": "graph"},
+            "task must be one of 'node', 'link', 'regression' for nodes",
+        ),
+        ({"task": "nodes"}, "task must be one of None, 'node'"),
+        (
+            {"task": "regression"},
+            "must hold numbers for task=\"regression\"; got 'cat'",
+        ),
+    ],
+)
+def test_refused_arguments_for_tables(tmp_path, arguments, said):
+    with pytest.raises(ValueError, match=said):
+        read(made(tmp_path), **arguments)
+
+
+def changed(**fields) -> Data:
+    data = small()
+    data.update(fields)
+    return data
+
+
+def overlapping(first: str, other: str) -> Data:
+    data = masked()
+    data[first] = data[first] | data[other]
+    return data
+
+
+def removed(name: str) -> Data:
+    data = small()
+    delattr(data, name)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (changed(x=torch.full((6, 2), float("inf"))), "x must be finite"),
+        (changed(x=torch.ones(6)), "x must have two dimensions"),
+        (changed(edge_index=torch.tensor([[0, 6], [6, 0]])), "edge_index must lie in"),
+        (changed(edge_index=torch.tensor([[0, -1], [1, 0]])), "edge_index must lie in"),
+        (changed(edge_index=small().edge_index.t()), "If it is transposed"),
+        (changed(edge_attr=torch.ones(5, 2)), "edge_attr must have one row"),
+        (changed(edge_weight=torch.full((12,), np.nan)), "edge_weight must be finite"),
+        (changed(y=torch.ones(6, 3)), r"one label for each of 6 nodes.*\[6, 3\]"),
+        (changed(y=torch.ones(5)), "one label for each of 6 nodes"),
+        (
+            changed(y=torch.tensor([1, 1, 1, -1, -1, -1])),
+            "all known ones are 1; .*-1 means",
+        ),
+        (changed(y=torch.full((6,), -1)), "no value is known"),
+        (removed("y"), "source has no y; .*one of 'edge_index', 'x', or"),
+        *(
+            (overlapping(first, other), "must not share a node")
+            for first, other in combinations(MASKS, 2)
+        ),
+        (
+            changed(**dict.fromkeys(MASKS, torch.ones(5, dtype=torch.bool))),
+            r"masks must be \[6\] or \[6, splits\]; got",
+        ),
+        ([], "got several kinds, or no graph at all"),
+        ([*graph_list(), small()], r"graph 4: y must be one label of the graph"),
+        ([*graph_list(), Data(x=torch.ones(2, 3), y=1)], "got several kinds"),
+        (
+            [*graph_list(), Data(x=torch.full((2, 2), np.nan), y=1)],
+            "graph 4: x must be f",
+        ),
+    ],
+)
+def test_refused_tensors(source, said):
+    with pytest.raises(ValueError, match=said):
+        read(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (None, "source must be a Data, a list of Data, or a path"),
+        (3, "source must be a Data, a list of Data, or a path"),
+        (HeteroData(), "to_homogeneous"),
+        ([small(), 3], "graph 1 must be a Data of PyG; got 3"),
+    ],
+)
+def test_refused_objects(source, said):
+    with pytest.raises(TypeError, match=said):
+        read(source)
+
+
+def test_tasks_that_do_not_fit(tmp_path):
+    with pytest.raises(ValueError, match="for graphs"):
+        read(graph_list(), task="node")
+    with pytest.raises(ValueError, match=r"for rows .a link needs edges"):
+        read(removed("edge_index"), task="link")
+    with pytest.raises(ValueError, match="directed is for one graph"):
+        read(graph_list(), directed=True)
+    for name in ("edges", "identifier"):
+        with pytest.raises(
+            ValueError, match="edges and identifier are for tables only"
+        ):
+            read(small(), **{name: "a"})
+    read(small()).save(tmp_path / "a.npz")
+    with pytest.raises(ValueError, match="is a problem that was read before"):
+        read(tmp_path / "a.npz", target="y")
+
+
+def test_refused_files(tmp_path):
+    def refused(name: str, said: str, kind: type = ValueError, **options) -> None:
+        with pytest.raises(kind, match=said) as caught:
+            read(tmp_path / name, **options)
+        assert str(tmp_path) in str(caught.value)
+
+    write(tmp_path, {"a.xlsx": b"PK", "edges.csv": EDGES, "folder/nodes.txt": b""})
+    refused("a.xlsx", "it must be a table .csv, a folder")
+    refused("folder", "one NAME_A.txt of TUDataset, and holds 0 of these")
+    refused("edges.csv", "is the table of edges; give the table of the nodes")
+    refused("none.csv", "missing none.csv", FileNotFoundError)
+    refused("none.pt", "missing none.pt", FileNotFoundError)
+    table(tmp_path, NODES)
+    way_out = {"edges": tmp_path / "no.csv"}
+    refused("table.csv", "missing no.csv", FileNotFoundError, **way_out)
+    marker = tmp_path / "marker"
+    torch.save({"x": Payload(marker)}, tmp_path / "evil.pt")
+    refused("evil.pt", "nothing in it was run")
+    np.savez(tmp_path / "evil.npz", x=np.array([Payload(marker)], object))
+    refused("evil.npz", "allow_pickle=False")
+    assert not marker.exists()
+    for name in ("cut.pt", "cut.npz", "cut.safetensors"):
+        (tmp_path / name).write_bytes(b"PK\3\4")
+        refused(name, "Write it anew|write it anew")
+    np.savez(tmp_path / "nan.npz", x=np.array([[np.nan], [1]]), y=np.array([0, 1]))
+    refused("nan.npz", "nan.npz: x must be finite; 1 of its 2")
+
+
+@pytest.mark.data
+def test_cora_from_tables_is_cora(data_root, tmp_path):
+    data = load_planetoid(data_root / "Planetoid", "cora", normalize_features=False)
+    rows, columns = data.x.shape
+    names = [f"paper {number * 7}" for number in range(rows)]
+    label = [f"topic {number}" for number in data.y.tolist()]
+    header = ",".join(["id", *(f"w{i}" for i in range(columns)), "label"])
+    body = [
+        ",".join([name, *map(str, words), topic])
+        for name, words, topic in zip(names, data.x.int().tolist(), label, strict=True)
+    ]
+    once = data.edge_index[:, data.edge_index[0] < data.edge_index[1]].t().tolist()
+    pairs = [f"{names[j]},{names[i]}" for i, j in once]
+    made(tmp_path, "\n".join([header, *body]), "\n".join(["from,to", *pairs]))
+    problem = read(tmp_path)
+    assert problem.names == tuple(names)
+    assert problem.classes == tuple(f"topic {number}" for number in range(7))
+    expected = data.coalesce()
+    for name in ("x", "edge_index", "y"):
+        assert torch.equal(problem.graphs[0][name], expected[name])

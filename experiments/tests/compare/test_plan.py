@@ -1,0 +1,87 @@
+"""The budget of a comparison."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diffusion_mp_experiments.compare.plan import (
+    EPOCHS,
+    SPLITS,
+    TRIALS,
+    Cost,
+    Plan,
+    plan,
+)
+from diffusion_mp_experiments.packaged import configs_folder
+from diffusion_mp_experiments.reproduce.table import Table, load_table
+
+
+def table(tuning: int | str = 1) -> Table:
+    made = load_table(configs_folder() / "compare" / "nodes")
+    rows = made.named(["constant", "gcn", "transformer"])
+    return replace(made, rows=rows, baselines=[], tuning=tuning)
+
+
+COSTS = {"constant": Cost(0.1), "gcn": Cost(0.1, 0.02), "transformer": Cost(0.1, 0.1)}
+
+
+def seconds(planned: Plan, tuning: int | str = 1) -> float:
+    """Return what a plan takes by its own costs."""
+    total = 0.0
+    for name, cost in COSTS.items():
+        if name not in planned.left_out:
+            searched = 0 if name == "constant" else planned.trials
+            runs = (
+                searched * (planned.splits if tuning == "nested" else 1)
+                + planned.splits
+            )
+            total += runs * cost.of(planned.epochs)
+    return total
+
+
+@pytest.mark.parametrize("tuning", [1, "nested"])
+@pytest.mark.parametrize("minutes", [1, 5, 60])
+def test_a_plan_fits_into_its_time_and_uses_it(minutes: int, tuning: int | str) -> None:
+    planned = plan(table(tuning), COSTS, 60 * minutes, 10)
+    assert not planned.left_out
+    assert seconds(planned, tuning) <= 0.7 * 60 * minutes
+    largest = (planned.splits, planned.trials, planned.epochs) == (
+        10,
+        TRIALS[-1],
+        EPOCHS[-1],
+    )
+    assert largest or seconds(planned, tuning) > 0.2 * 60 * minutes
+
+
+def test_more_time_never_leads_to_less() -> None:
+    budgets = [plan(table(), COSTS, time, 10) for time in (60, 120, 600, 6000)]
+    worth = [b.splits * b.trials * b.epochs**2 for b in budgets]
+    assert worth == sorted(worth)
+
+
+def test_the_slowest_row_is_left_out_first_and_the_reason_is_given() -> None:
+    costs = {**COSTS, "transformer": Cost(0.1, 30.0)}
+    planned = plan(table(), costs, 60, 10)
+    assert list(planned.left_out) == ["transformer"]
+    assert "minutes of computing time" in planned.left_out["transformer"]
+    assert [row.name for row in planned.applied(table()).rows] == ["constant", "gcn"]
+
+
+def test_there_are_no_more_splits_than_the_data_have() -> None:
+    assert plan(table(), COSTS, 1e6, 1).splits == 1
+    assert plan(table(), COSTS, 1e6, 4).splits == 4
+
+
+def test_no_row_fits() -> None:
+    with pytest.raises(ValueError, match="minutes must be enough for a row"):
+        plan(table(), {"gcn": Cost(1e6, 1e6)}, 60, 10)
+
+
+def test_a_plan_is_kept(tmp_path: Path) -> None:
+    planned = Plan(SPLITS[0], TRIALS[0], EPOCHS[0], {"gcn": "too slow"})
+    planned.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == planned
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds no plan"):
+        Plan.load(tmp_path / "plan.json")
