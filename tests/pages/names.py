@@ -49,6 +49,7 @@ TASKS = {
     "Test what you have written": "testing.*",
     "Handle errors": "diffusion_mp.*",
     "Load data sets of papers": "diffusion_mp_experiments.graphs.* diffusion_mp_experiments.sequences.*",
+    "Compare models on your own data": "diffusion_mp_experiments.compare.*",
     "Train with Lightning": "diffusion_mp_experiments.train.*",
     "Call the operations below the couplings": "kernels.*",
 }

@@ -11,12 +11,14 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.utils import stochastic_blockmodel_graph
 
+from diffusion_mp.models import DiffusionGNN
 from diffusion_mp_experiments.compare import Comparison, compare
 from diffusion_mp_experiments.compare.comparison import table_folder, table_of
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.reproduce.harness import searches
 from diffusion_mp_experiments.reproduce.table import load_table
 from diffusion_mp_experiments.reproduce.training import train
+from diffusion_mp_experiments.train import LinkPredictor
 from diffusion_mp_experiments.train.cli import main
 
 ROWS = ["constant", "linear", "gcn"]
@@ -196,3 +198,33 @@ def test_another_comparison_is_not_mixed_with_this_one(folder: Path) -> None:
 def test_there_is_no_comparison(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="Give the out of compare"):
         Comparison.load(tmp_path)
+
+
+def test_a_link_predictor_learns_and_draws_new_pairs_in_every_step() -> None:
+    data = blocks()
+    edges = data.edge_index
+    batch = Data(
+        x=data.x,
+        edge_index=edges,
+        edge_label_index=edges,
+        edge_label=torch.ones(edges.size(1)),
+    )
+    module = LinkPredictor(DiffusionGNN(4, 16, 8, task="link"), lr=0.01)
+    scores, labels = module.compared(batch, "train")
+    assert scores.shape == labels.shape == (2 * edges.size(1), 1)
+    assert labels.mean() == 0.5
+    # The second half is drawn, and an evaluation takes the pairs as they are.
+    again, _ = module.eval().compared(batch, "train")
+    once, _ = module.compared(batch, "train")
+    assert not torch.equal(again, once)
+    assert len(module.compared(batch, "val")[0]) == edges.size(1)
+    optimizer = module.configure_optimizers()
+    module.train()
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = module.loss(*module.compared(batch, "train"))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert sum(losses[-10:]) < 0.95 * sum(losses[:10])

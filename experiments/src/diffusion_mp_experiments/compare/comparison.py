@@ -108,7 +108,9 @@ def compare(
         ValueError: the data cannot be read, or the time is too short for any row.
 
     Examples:
-        >>> compare(Data(x=x, edge_index=edge_index, y=y), minutes=0.5).best  # doctest: +SKIP
+        >>> compare("nodes.csv", minutes=0)
+        Traceback (most recent call last):
+        ValueError: minutes must be finite and > 0; got 0.
     """
     check_positive(minutes, "minutes")
     start = time.monotonic()
@@ -311,6 +313,11 @@ class Comparison:
         lines: what every row came to, the best validation score first.
         best: name of the row with the best validation score.
         same: names of the rows that are no worse by their test scores, cheapest first; `best` is one of them.
+
+    Examples:
+        >>> Comparison.load(folder)
+        Traceback (most recent call last):
+        FileNotFoundError: The comparison...missing problem.npz, table.json, plan.json. Give the out of compare...
     """
 
     problem: Problem

@@ -21,7 +21,7 @@ _LAZY = {
     name: module
     for module, names in {
         "batch_modules": "SnapshotDataModule SynMolDataModule TUDataModule",
-        "classifiers": "Forecaster GraphClassifier NodeClassifier SequenceClassifier",
+        "classifiers": "Forecaster GraphClassifier LinkPredictor NodeClassifier SequenceClassifier",
         "datamodules": "DigitsDataModule FacebookDataModule HeterophilousDataModule KNNDataModule OgbDataModule "
         "PlanetoidDataModule RowsDataModule",
         "metrics": "TaskMetric weighted_accuracy",
