@@ -138,6 +138,17 @@ def test_a_half_gradient_without_a_gradient_is_found_out() -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pairs_with_a_projection_have_a_majorant_in_half_precision(dtype) -> None:
+    eye = torch.eye(CHANNELS, dtype=DOUBLE)[None]
+    term = PairTerm(get_penalty("gaussian"), 0.5 * eye)
+    z = random(NODES, 1, CHANNELS)
+    half, bound = term.majorant(z, term_graph(), True)
+    narrow, narrow_bound = term.majorant(z.to(dtype), term_graph(), True)
+    torch.testing.assert_close(narrow.double(), half, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(narrow_bound.double(), bound, rtol=0.05, atol=0.05)
+
+
 class Well(EnergyTerm):
     """Σ_i r⁴ / (1 + r²), r = ‖z_i‖, whose Hessian is at most 5/2, so that 5/8 is a bound."""
 

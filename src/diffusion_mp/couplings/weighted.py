@@ -270,7 +270,9 @@ def _same_scores(
 
 
 def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:
-    """Return ‖W_h‖₂ of every head; NaN for a head with an entry that is not finite, which LAPACK would refuse."""
+    """Return ‖W_h‖₂ of every head, in at least float32; NaN for a head with an entry that is not finite."""
+    # LAPACK refuses half precision, and what is not finite.
+    w = widened(w)
     finite = w.isfinite()
     norms = torch.linalg.matrix_norm(w.masked_fill(~finite, 0.0), 2)
     return norms.masked_fill(~finite.all(2).all(1), torch.nan)
