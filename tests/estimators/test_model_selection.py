@@ -70,6 +70,14 @@ def test_a_scorer_leaves_out_rows_without_a_label() -> None:
     assert scorer(classifier, X, Y, sample_weight=weights) == expected
 
 
+def test_numbers_beside_minus_one_are_scored_as_numbers_where_they_are_objects() -> (
+    None
+):
+    classifier = KNeighborsClassifier(1).fit(X, np.roll(TRUTH, 1))
+    scorer = labelled_scorer("accuracy")
+    assert scorer(classifier, X, Y.astype(object)) == scorer(classifier, X, Y)
+
+
 test_folds = refuses(
     (lambda: LabelledKFold(1), "n_splits must"),
     (lambda: next(LabelledKFold().split(X)), "needs y"),
