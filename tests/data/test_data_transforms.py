@@ -62,6 +62,15 @@ def test_they_are_the_lowest_eigenvectors(monkeypatch, dense, weighted):
     assert "laplacian_eigenvectors" not in data
 
 
+def test_they_are_on_the_device_of_the_graph_whatever_the_default_is():
+    data = random_graph(12)
+    expected = AddLaplacianPE(5)(data)
+    with torch.device("meta"):
+        out = AddLaplacianPE(5)(data)
+    for name in ("eigenvectors", "eigenvalues", "mask"):
+        assert torch.equal(out[f"laplacian_{name}"], expected[f"laplacian_{name}"])
+
+
 @pytest.mark.parametrize("num_nodes", [0, 1, 2, 4])
 @pytest.mark.parametrize("edges", [True, False])
 @pytest.mark.parametrize("dense", [0, 9])
@@ -140,6 +149,7 @@ test_what_does_not_fit_is_refused = refuses(
     ),
     (lambda: ToDiffusionGraph()([]), TypeError, "data"),
     (lambda: ToDiffusionGraph()([1]), TypeError, "data"),
+    (padded(), ValueError, "batch must hold at least one item"),
     (padded((ONE, 0.5)), TypeError, "label"),
 )
 

@@ -49,6 +49,7 @@ def test_every_labelled_node_may_be_used_and_shares_are_rounded_down():
     assert sizes(random_split_per_class(y, 3, 0, None, generator)) == [6, 0, 1]
     assert sizes(random_split(y, 0.5, 0.5, generator)) == [3, 3, 1]
     assert sizes(random_split(y, 0.5, 0.3, generator)) == [3, 2, 2]
+    assert sizes(random_split(y, 0.5, 0, generator)) == [3, 0, 4]
     assert sizes(random_split(torch.zeros(100).long(), 0.57, 0.29, generator)) == [
         57,
         29,

@@ -223,6 +223,10 @@ test_refusals = refuses(
         lambda: diagnose(transformer(None), X),
         r"diffusion .* Pass diffusion=PDEDiffusion1d\(6\)",
     ),
+    (
+        lambda: diagnose(transformer(None), X, diffusion=LAYER, tol=0.0),
+        "tol must be finite and > 0",
+    ),
     (lambda: diagnose(transformer("P1"), X, sites=SITES), "sites needs diffusion"),
     (
         lambda: diagnose(transformer(None), X, sites=["embedding"], diffusion=LAYER),

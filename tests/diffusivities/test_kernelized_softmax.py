@@ -112,6 +112,10 @@ def test_the_error_to_the_exact_softmax_falls_like_one_over_the_root_of_m(
     assert abs(slope + 0.5) < 0.1, (slope, errors)
 
 
+def test_without_rows_there_is_no_error():
+    assert kernel_error(build(), torch.zeros(0, 6, dtype=DOUBLE), [16]) == {16: 0.0}
+
+
 def test_the_error_is_measured_at_the_stated_temperature(generator):
     """exact() is the softmax of q·k/τ (or q·k/(τ√d)); a factor in the temperature would leave an error at any m."""
     x = torch.randn(30, 6, generator=generator, dtype=DOUBLE) / 5

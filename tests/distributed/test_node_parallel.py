@@ -267,6 +267,25 @@ def test_a_certified_step_over_ranks(tmp_path):
     on_ranks(certified_as_one_process, 2, tmp_path)
 
 
+def within_a_group():
+    group = distributed.new_group([1, 2])
+    if distributed.get_rank() == 0:
+        return  # the others do not wait for it
+    x, edge_index, weight, *_ = data(torch.float64)
+    graph = ShardedGraph(edge_index, NODES, weight, group=group)
+    alone = build(MODELS["DIFFormer-s"], torch.float64)
+    shared = build(
+        MODELS["DIFFormer-s"], torch.float64, seed=distributed.get_rank(group)
+    )
+    expected = alone(x, Graph(NODES, edge_index, weight))
+    got = node_parallel(shared, group)(x[graph.rows], graph)
+    assert error(got, expected[graph.rows], expected) < 1e-12
+
+
+def test_a_group_of_some_processes_works_without_the_others(tmp_path):
+    on_ranks(within_a_group, 3, tmp_path, seconds=8)
+
+
 def left_by_one(folder):
     rank = distributed.get_rank()
     ranks = distributed.get_world_size()
@@ -466,6 +485,14 @@ def blocks(attention=None):
 def test_operations_that_a_rank_cannot_do_are_refused(call, sentence):
     with pytest.raises((TypeError, ValueError, NotImplementedError), match=sentence):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
+@pytest.mark.usefixtures("group")
+def test_edges_may_be_unsigned(dtype):
+    edge_index = ShardedGraph(EDGES.to(dtype), 4).edge_index
+    assert edge_index.dtype == torch.int64
+    assert torch.equal(edge_index, EDGES)
 
 
 @pytest.mark.parametrize("call", [sharded, lambda: node_parallel(nn.Linear(2, 2))])

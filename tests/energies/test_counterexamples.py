@@ -14,9 +14,10 @@ from diffusion_mp.energies import (
     MatrixTerm,
     PairTerm,
     SourceTerm,
+    Sphere,
     counterexamples,
 )
-from diffusion_mp.energies.counterexamples import foreign_parts
+from diffusion_mp.energies.counterexamples import foreign_parts, projection_flaw
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
@@ -166,3 +167,19 @@ def test_a_rise_in_one_graph_is_not_hidden_by_the_fall_of_another(monkeypatch):
     certificate = block.certificate(randn(N, C), None, None, batch)
     assert not certificate
     assert "F of graph 1 goes from" in certificate.reason
+
+
+def test_a_rise_of_the_only_graph_names_no_graph(monkeypatch):
+    monkeypatch.setattr(counterexamples, "term_flaw", lambda *_: None)
+    downhill = {"signs": lambda self, z: -torch.ones_like(z[:, :, :1])}
+    term = type("AlwaysRising", (Rising,), downhill)()
+    block = built(lambda: CertifiedBlock(C, [term], 3, constraint=None)).double()
+    assert "a step raises F: F goes from" in block.certificate(randn(N, C)).reason
+
+
+@pytest.mark.parametrize("convex", [False, True])
+def test_only_of_a_set_that_says_so_a_projection_onto_a_convex_one_is_asked(convex):
+    sphere = type("MySphere", (Sphere,), {"convex": convex})()
+    flaw = projection_flaw(sphere, randn(N, 1, C) / 9, GRAPH)
+    assert (flaw is not None) == convex
+    assert not convex or "says that it is convex" in flaw

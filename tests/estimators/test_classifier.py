@@ -230,6 +230,7 @@ def test_probabilities_are_mixed_with_those_of_the_logistic_regression() -> None
     same(classifier.predict_proba(new), expected)
     # A held-out label is a row without a label: the share does not depend on how y is given.
     equal(fitted(cv=3).linear_share_, share)
+    assert DiffusionClassifier().cv == 3
 
 
 def test_a_logistic_regression_takes_over_where_neighbours_say_nothing() -> None:

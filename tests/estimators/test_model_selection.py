@@ -79,6 +79,15 @@ def test_numbers_in_an_array_of_objects_are_numbers() -> None:
 
 MISSING = np.array([np.nan, "ant", "bee", -1] * 15, dtype=object)
 
+
+def test_numbers_beside_minus_one_are_scored_as_numbers_where_they_are_objects() -> (
+    None
+):
+    classifier = KNeighborsClassifier(1).fit(X, np.roll(TRUTH, 1))
+    scorer = labelled_scorer("accuracy")
+    assert scorer(classifier, X, Y.astype(object)) == scorer(classifier, X, Y)
+
+
 test_folds = refuses(
     (lambda: LabelledKFold(1), "n_splits must"),
     (lambda: next(LabelledKFold().split(X)), "needs y"),

@@ -164,6 +164,10 @@ def test_no_guarantee_covers_the_norm() -> None:
     assert normed.diff(dim=1).norm() > 10 * x.diff(dim=1).norm()
 
 
+def test_it_says_how_many_channels_it_takes_and_returns() -> None:
+    assert (STEP.in_channels, STEP.out_channels) == (4, 4)
+
+
 STEP = PDEDiffusion1d(4)
 X = randn(2, 5, 4)
 TRUE = torch.ones(2, 5, dtype=torch.bool)
@@ -178,6 +182,7 @@ test_bad_input_is_answered_by_a_sentence = refuses(
         ValueError,
         r"batch goes with rows.*padding pass mask",
     ),
+    (lambda: STEP(X, return_coupling=1), TypeError, "return_coupling must be"),
     (
         lambda: PDEDiffusion1d(4, heads=3),
         ValueError,

@@ -27,6 +27,15 @@ def test_features_of_edges_beside_weights() -> None:
     close(layer(x, EDGES, weight, edge_attr=f), expected)
 
 
+def test_without_normalisation_loops_are_added_on_request() -> None:
+    x = randn(N, C)
+    layer = drawn(mp.GCNConv(C, 4, normalize=False, self_loops="add"))
+    expected = drawn(mp.GCNConv(C, 4, normalize=False))
+    expected.load_state_dict(layer.state_dict())
+    loops = torch.arange(N).expand(2, N)
+    close(layer(x, EDGES), expected(x, torch.cat([EDGES, loops], 1)))
+
+
 def test_features_of_edges_in_a_batch() -> None:
     layer = drawn(mp.GATConv(C, 4, 2, edge_dim=3))
     x = randn(N, C)

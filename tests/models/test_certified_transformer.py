@@ -218,6 +218,10 @@ def trained(model: nn.Module, inputs: dict[str, Any], y: Tensor, mask: Tensor):
     assert min(losses) < 0.9 * losses[0]
 
 
+def test_a_model_of_categories_is_certified_without_features() -> None:
+    assert certify(CertifiedTransformer([5, 2], 6, 3))
+
+
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(

@@ -130,6 +130,8 @@ def test_sfi_former_plus_starts_where_dfi_former_ended(dfi: DFiFormer) -> None:
         torch.testing.assert_close(state, dict(before), rtol=0, atol=0)
     constant = SFiFormer.from_dfi(dfi, attention={"friction": "constant"})
     assert constant.state_dict().keys() == before.keys()
+    same = SFiFormer.from_dfi(dfi, lam=1.0, attention={"friction": "constant"})
+    assert torch.equal(constant.eval()(*RING), same.eval()(*RING))
 
 
 @pytest.mark.usefixtures("no_typecheck")

@@ -73,6 +73,7 @@ COUPLINGS: list[tuple[str, Body]] = [
         "purity",
         {"_product": lambda self, v: product(self, v + 1e-3 * torch.rand_like(v))},
     ),
+    ("purity", {"degree": lambda self: Dense.degree(self) + 0 * torch.rand(1)}),
     ("gradients", {"degree": lambda self: Dense.degree(self).detach()}),
     (
         "writable",
@@ -293,6 +294,31 @@ def test_broken_layers_are_named() -> None:
         match=r"Remembers breaks the law 'writable'.*what the next call returns",
     ):
         check_layer(lambda: Remembers(4, 3, Cosine()))
+
+
+class WrongTwice(torch.autograd.Function):
+    """x², whose gradient is right, but does not depend on x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0].detach() * grad
+
+
+def test_second_derivatives_that_are_wrong_are_named() -> None:
+    squared = type(
+        "Squared",
+        (DiffusionConv,),
+        {"output": lambda self, out, x: WrongTwice.apply(out)},
+    )
+    with pytest.raises(
+        AssertionError, match=r"Squared breaks the law 'second derivatives'"
+    ):
+        check_layer(lambda: squared(4, 3, Cosine()))
 
 
 class Halfway(StateUpdate):

@@ -6,7 +6,7 @@ from dense_updates import DOUBLE
 from torch.testing import assert_close
 
 from diffusion_mp import AdjacencyDiffusivity, Graph
-from diffusion_mp.energies import CouplingTerm
+from diffusion_mp.energies import CouplingTerm, EnergyTerm
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv, WeightedGraph
 from diffusion_mp.updates import Equilibrium, ImplicitEuler
@@ -159,6 +159,32 @@ def test_couplings_as_terms_are_solved_like_the_layers():
     assert_close(block(x, graph), matrices(x, graph), rtol=1e-5, atol=1e-6)
 
 
+class Toward(EnergyTerm):
+    """‖Z − C‖², which says only what a term has to say."""
+
+    quadratic = True
+
+    def __init__(self, centre):
+        self.centre = centre
+
+    def value(self, z, graph):
+        return (z - self.centre).double().square().sum()
+
+    def half_gradient(self, z, graph):
+        return z - self.centre
+
+    def bound(self, z, graph):
+        return z.new_ones(1, 1, 1)
+
+
+def test_a_quadratic_term_of_ones_own_pulls_to_its_centre():
+    x = randn(NODES, 3)
+    centre = randn(NODES, 1, 3, seed=1)
+    terms = [Toward(centre)]
+    block = CertifiedBlock(3, terms, None, constraint=None, beta=0.5).double()
+    assert_close(block(x), (0.5 * x + centre.squeeze(1)) / 1.5)
+
+
 def test_what_is_not_reached_is_an_error():
     matrix = torch.diag(torch.logspace(-14, 0, 20, dtype=DOUBLE))
     turn = torch.linalg.qr(randn(20, 20))[0]
@@ -175,3 +201,17 @@ def test_what_is_not_reached_is_an_error():
             least=1e-14,
             max_iter=10_000,
         )
+
+
+@pytest.mark.parametrize(("spread", "accepted"), [(1.5e-6, True), (2.5e-6, False)])
+def test_six_digits_are_enough_and_fewer_are_an_error(spread, accepted):
+    """One iteration on diag(1, 1 + s) leaves the relative residual s/2."""
+    matrix = torch.tensor([1.0, 1.0 + spread], dtype=DOUBLE).view(2, 1, 1)
+    solve = lambda: conjugate_gradients(  # noqa: E731
+        lambda v: matrix * v, torch.ones(2, 1, 1, dtype=DOUBLE), least=1.0, max_iter=1
+    )
+    if accepted:
+        assert_close(solve() * matrix, torch.ones_like(matrix), rtol=1e-6, atol=0)
+    else:
+        with pytest.raises(ConvergenceError, match=r"error of 1\.25e-06 in max_iter=1"):
+            solve()
