@@ -175,8 +175,8 @@ def test_a_comparison_goes_on_with_its_plan(folder: Path) -> None:
 REFUSED = [
     ({"minutes": 0}, "minutes must be"),
     ({"minutes": -1.0}, "minutes must be"),
-    ({"metric": "r2"}, "metric must be one of acc"),
-    ({"metric": "f1"}, "metric must be one of acc"),
+    ({"metric": "r2"}, "metric must be .*acc"),
+    ({"metric": "f1"}, "metric must be .*acc"),
     ({"only": ["gnn"]}, "has no row gnn"),
 ]
 

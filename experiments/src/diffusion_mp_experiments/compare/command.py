@@ -24,7 +24,8 @@ def run_compare(args: list[str]) -> None:
         choices=["node", "graph", "link", "regression"],
         help="by default what the data say",
     )
-    parser.add_argument("--metric", choices=list(METRICS))
+    metrics = dict.fromkeys(name for names in METRICS.values() for name in names)
+    parser.add_argument("--metric", choices=list(metrics))
     parser.add_argument("--identifier", help="the column of the ids of nodes")
     parser.add_argument(
         "--directed",

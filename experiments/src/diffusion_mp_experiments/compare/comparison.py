@@ -18,7 +18,7 @@ from pytorch_lightning import LightningModule
 from torch_geometric.data import Data
 
 from diffusion_mp import load
-from diffusion_mp.checks import check_positive
+from diffusion_mp.checks import check_choice, check_positive
 from diffusion_mp.data import ToDiffusionGraph
 from diffusion_mp.models.certified_network import CertifiedNetwork
 from diffusion_mp_experiments.compare import findings
@@ -49,13 +49,19 @@ from diffusion_mp_experiments.reproduce.training import build_module, data_modul
 from diffusion_mp_experiments.train.checkpoints import check_writable, replace_file
 from diffusion_mp_experiments.train.many_runs import until
 
-#: Metrics of classes and of numbers, with their titles; the first of each is the default.
+#: Metrics by what is predicted; the first is the default.
 METRICS = {
-    "acc": Metric("acc", "max", "accuracy in %", 100.0),
-    "macro_f1": Metric("macro_f1", "max", "macro F₁ in %", 100.0),
-    "roc_auc": Metric("roc_auc", "max", "ROC-AUC in %", 100.0),
-    "ap": Metric("ap", "max", "average precision in %", 100.0),
-    "r2": Metric("r2", "max", "R² in %", 100.0),
+    "classes": {
+        "acc": Metric("acc", "max", "accuracy in %", 100.0),
+        "macro_f1": Metric("macro_f1", "max", "macro F₁ in %", 100.0),
+        "roc_auc": Metric("roc_auc", "max", "ROC-AUC in %", 100.0),
+        "ap": Metric("ap", "max", "average precision in %", 100.0),
+    },
+    "numbers": {"r2": Metric("r2", "max", "R² in %", 100.0)},
+    "links": {
+        "roc_auc": Metric("roc_auc", "max", "ROC-AUC in %", 100.0),
+        "ap": Metric("ap", "max", "average precision in %", 100.0),
+    },
 }
 _ROWS = {"node": "nodes", "graph": "graphs", "link": "nodes, their edges"}
 # Shares of the time: timing the rows at most, and all training but that of the kept model.
@@ -95,7 +101,8 @@ def compare(
         minutes: time for everything.
         target: the column of a table that is predicted.
         task: "node", "graph", "link" or "regression". By default what the data say.
-        metric: "acc" (the default of classes), "macro_f1", "roc_auc", "ap", or "r2" (the default of numbers).
+        metric: "acc" (the default), "macro_f1", "roc_auc" or "ap" of classes; "r2" of numbers; "roc_auc" (the default)
+            or "ap" of links.
         out: folder of the runs, the report and the kept model.
         jobs: number of processes, by default the number of cores.
         seed: draws the splits.
@@ -168,16 +175,14 @@ def table_of(
     problem: Problem, folder: Path, metric: str | None, seed: int, only: Sequence[str]
 ) -> Table:
     """Return the table of a problem: its rows, data and metric; the budget is still open."""
+    kind = "numbers"
     if problem.task == "link":
-        usual = "roc_auc"
+        kind = "links"
     elif problem.classes:
-        usual = "acc"
-    else:
-        usual = "r2"
-    name = metric or usual
-    if name not in METRICS or (name == "r2") != (usual == "r2"):
-        others = [other for other in METRICS if (other == "r2") == (usual == "r2")]
-        raise ValueError(f"metric must be one of {', '.join(others)}; got {metric!r}.")
+        kind = "classes"
+    metrics = METRICS[kind]
+    name = metric or next(iter(metrics))
+    check_choice(name, "metric", metrics)
     table = load_table(table_folder(problem))
     pooled = False
     if problem.task != "link" and problem.split is None:
@@ -192,7 +197,7 @@ def table_of(
         data=with_arguments(table.data, **arguments),
         rows=table.named(only),
         baselines=[],
-        metric=METRICS[name],
+        metric=metrics[name],
         module={"metric": name},
         tuning=1 if pooled else "nested",
         quick={},

@@ -16,6 +16,8 @@ from diffusion_mp_experiments.reproduce.table import Table
 
 # A constant that is right so often hides what a model does for the other classes.
 _IMBALANCED = 0.7
+# More rows than these are not sorted to look for duplicates.
+_MOST_ROWS = 200_000
 # A single column that tells the classes so well is probably the label itself.
 _LEAK = 0.999
 
@@ -107,7 +109,7 @@ def _of_nodes(problem: Problem, table: Table) -> list[str]:
 
 
 def _duplicates(x: torch.Tensor, train: torch.Tensor, test: torch.Tensor) -> int:
-    if x.size(1) < 2:
+    if x.size(1) < 2 or len(x) > _MOST_ROWS:
         return 0
     rows, number = np.unique(x.numpy(), axis=0, return_inverse=True)
     trained = np.zeros(len(rows), bool)
