@@ -433,6 +433,11 @@ TRAIN: dict[str, Strategy] = {
     ),
     "train.multi_label_loss": multi_label_loss,
     "train.GraphClassifier": learner("graph", 2, "acc", "roc_auc"),
+    "train.LinkPredictor": calls(
+        "[made.configure_optimizers() and 0]",
+        model=module("mp.DiffusionGNN(3, 4, 2, task='link')"),
+        metric=texts("roc_auc", "ap"),
+    ),
     "train.Forecaster": learner("node", 1, "mse", "mae", more="base=torch.zeros({n})"),
     "train.TaskMetric": task_metric,
     "train.FacebookDataModule": NAMED,

@@ -518,8 +518,8 @@ class SGFormerConv(DiffusionConv):
     def __init__(
         self,
         in_channels: Count,
-        out_channels: int,
-        heads: int = 1,
+        out_channels: Count,
+        heads: Count = 1,
         *,
         beta: float = 0.5,
         projection: Projection = "separate",
