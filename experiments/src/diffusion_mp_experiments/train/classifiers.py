@@ -111,13 +111,17 @@ class Supervised(LightningModule):
             "a tensor of labels, a row for every node, or for every graph of a batch",
         )
         # A number is a single output.
-        if batch.y.is_floating_point() and batch.y.dim() == 1 and outputs.dim() == 2:
+        if (
+            batch.y.is_floating_point()
+            and outputs.shape[1:] == (1,) != batch.y.shape[1:]
+        ):
             outputs = outputs.squeeze(1)
         return outputs, batch.y
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared error of numbers [N], the cross-entropy of classes [N], or of labels [N, T]."""
-        if targets.is_floating_point() and targets.dim() == 1:
+        # Several outputs are scores of classes, and the cross-entropy refuses numbers in place of classes.
+        if targets.is_floating_point() and outputs.dim() == 1:
             return mean_squared_error(outputs, targets)
         several = targets.dim() == 2 and (targets.size(1) > 1 or outputs.size(1) == 1)
         return (multi_label_loss if several else node_cross_entropy)(outputs, targets)
