@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diffusion_mp import Coupling, Diffusivity, SimpleDiffusivity
-from diffusion_mp.couplings import ScaledCoupling, UniformCoupling
+from diffusion_mp.couplings import NeumannCoupling, ScaledCoupling, UniformCoupling
 from diffusion_mp.diffusivities import ScaledDiffusivity
 from diffusion_mp.energies import EnergyTerm, ScaledTerm, SourceTerm
 
@@ -103,3 +103,12 @@ def test_comparisons_ask_for_identity(name, other):
     assert (subject != other) is (other != subject) is True
     with pytest.raises(TypeError, match="not supported between"):
         other < subject  # noqa: B015
+
+
+def test_a_multiple_knows_the_eigenvectors() -> None:
+    coupling = NeumannCoupling(9, dtype=torch.float64)
+    v = torch.randn(9, 1, 2, dtype=torch.float64)
+    known = (0.3 * coupling).laplacian_function(lambda rate: 1 / (1 + rate), v)
+    laplacian = torch.eye(9, dtype=torch.float64) - coupling.to_dense()[0]
+    expected = torch.linalg.solve(torch.eye(9) + 0.3 * laplacian, v.squeeze(1))
+    torch.testing.assert_close(known.squeeze(1), expected)

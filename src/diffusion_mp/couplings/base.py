@@ -780,6 +780,16 @@ class ScaledCoupling(DerivedCoupling):
     def _at(self, edge_index: Pairs) -> Entries:
         return self._scaled(self.coupling._at(edge_index), 0)
 
+    def laplacian_function(
+        self, function: Callable[[Tensor], Tensor], v: Values
+    ) -> Values | None:
+        # A factor per head would need a function per head.
+        if isinstance(self.scale, Tensor) and self.scale.numel() > 1:
+            return None
+        return self.coupling.laplacian_function(
+            lambda rate: function(self.scale * rate), v
+        )
+
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
         form = self.coupling.low_rank_form(dtype)
         if form is None:

@@ -312,9 +312,11 @@ class _Diagonal(Coupling):
     def laplacian_function(
         self, function: Callable[[Tensor], Tensor], v: Float[Tensor, "N H D"]
     ) -> Float[Tensor, "N H D"]:
-        modes = self.modes.to(v.dtype)
-        factors = function(self.rates).to(v.dtype).unsqueeze(1)
-        return (modes @ (factors * (modes.T @ v.flatten(1)))).view_as(v)
+        # In the dtype of the state: solvers ask in double, in which these products would take most of the training.
+        modes = self.modes
+        factors = function(self.rates).to(modes.dtype).unsqueeze(1)
+        moved = modes @ (factors * (modes.T @ v.flatten(1).to(modes.dtype)))
+        return moved.to(v.dtype).view_as(v)
 
 
 def without_attention(model: nn.Module, ablation: str) -> bool:
