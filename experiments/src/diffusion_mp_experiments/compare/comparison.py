@@ -49,19 +49,19 @@ from diffusion_mp_experiments.reproduce.training import build_module, data_modul
 from diffusion_mp_experiments.train.checkpoints import check_writable, replace_file
 from diffusion_mp_experiments.train.many_runs import until
 
+_CURVES = {
+    "roc_auc": Metric("roc_auc", "max", "ROC-AUC in %", 100.0),
+    "ap": Metric("ap", "max", "average precision in %", 100.0),
+}
 #: Metrics by what is predicted; the first is the default.
 METRICS = {
     "classes": {
         "acc": Metric("acc", "max", "accuracy in %", 100.0),
         "macro_f1": Metric("macro_f1", "max", "macro F₁ in %", 100.0),
-        "roc_auc": Metric("roc_auc", "max", "ROC-AUC in %", 100.0),
-        "ap": Metric("ap", "max", "average precision in %", 100.0),
+        **_CURVES,
     },
     "numbers": {"r2": Metric("r2", "max", "R² in %", 100.0)},
-    "links": {
-        "roc_auc": Metric("roc_auc", "max", "ROC-AUC in %", 100.0),
-        "ap": Metric("ap", "max", "average precision in %", 100.0),
-    },
+    "links": _CURVES,
 }
 _ROWS = {"node": "nodes", "graph": "graphs", "link": "nodes, their edges"}
 # Shares of the time: timing the rows at most, and all training but that of the kept model.
@@ -279,7 +279,7 @@ class _Work:
                 f"minutes must be enough for a row at least; none fits. {reasons}"
             )
         left = end - time.monotonic()
-        most = max(table_splits(self.problem), 1)
+        most = table_splits(self.problem)
         table = replace(
             self.table, rows=[row for row in self.table.rows if row.name in costs]
         )
