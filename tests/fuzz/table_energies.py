@@ -536,7 +536,7 @@ TESTING: dict[str, Strategy] = {
         instances=counts(1, 2),
         steps=counts(1, 2),
         num_nodes=counts(4, 6),
-        in_channels=counts(2, 3),
+        in_channels=lambda d: count(d, 2, 3).without("None"),
         energy=lambda d: never(NOT_A_FUNCTION).without("None"),
     ),
     "testing.path_problem": problem,
