@@ -45,6 +45,13 @@ class Columns:
             return x.sum(0, keepdim=True)
         return x.new_zeros(self.graphs, *x.shape[1:]).index_add(0, self.graph, x)
 
+    def inner(self, u: Tensor, v: Tensor) -> Tensor:
+        """Return the inner products [B, …] of the columns of every graph."""
+        if self.graph is None and u.numel() == u.size(0):
+            # A single long column: without a tensor of its length for the products.
+            return torch.dot(u.flatten(), v.flatten()).view(1, *u.shape[1:])
+        return self.sum(u * v)
+
     def rows(self, by_graph: Tensor) -> Tensor:
         """Return the number of its graph for every row; one row if there is one graph."""
         if self.graph is None:
@@ -105,7 +112,7 @@ def conjugate_gradients(
     weight = None if metric is None else metric.detach().to(b).unsqueeze(2)
 
     def inner(u: Tensor, v: Tensor) -> Tensor:
-        return columns.sum((u if weight is None else weight * u) * v)
+        return columns.inner(u if weight is None else weight * u, v)
 
     def improve(r: Tensor) -> Tensor:
         return r if preconditioner is None else preconditioner(r).detach()
