@@ -22,7 +22,7 @@ from diffusion_mp_experiments.graphs import (
 )
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.reproduce.networks import ClassicGNN
-from diffusion_mp_experiments.reproduce.predictors import GraphConstant, NoCorrection
+from diffusion_mp_experiments.reproduce.predictors import Constant, NoCorrection
 from diffusion_mp_experiments.train.batch_modules import BatchDataModule
 from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
 from small_sets import (
@@ -166,7 +166,7 @@ def test_batches_of_graphs_are_learned():
             DiffusionGNN(1, 8, 2, conv="gin", dropout=0.0, task="graph"), lr=0.02
         )
     assert learned(module, data, 30)["test_acc"] == 1
-    predictor = GraphConstant()
+    predictor = Constant()
     predictor.fit(data)
     assert predictor(first[0].x, first[0].graph).tolist() == [[0.5, 0.5]] * 4
 

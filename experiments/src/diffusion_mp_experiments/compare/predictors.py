@@ -1,4 +1,4 @@
-"""Rows of a comparison that are fitted at once: constants, scikit-learn on features, and common neighbours."""
+"""Rows of a comparison that are fitted at once: scikit-learn on features, and common neighbours."""
 
 from typing import Any, Literal
 
@@ -15,51 +15,21 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
-from torch_geometric.data import Data
 from torch_geometric.nn import global_max_pool, global_mean_pool
 
 from diffusion_mp.checks import PositiveNumber, checked
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
+from diffusion_mp_experiments.reproduce.predictors import class_scores, labelled
 from diffusion_mp_experiments.train.datamodules import SplitDataModule
 
 #: Columns from which on trees read a fourth as many principal ones.
 _COLUMNS = 256
 
 
-def _labelled(data: SplitDataModule) -> list[tuple[Data, Tensor]]:
-    """Return the graphs that train, each with the mask of the rows of y that train."""
-    found = []
-    for batch in data.train_dataloader():
-        mask = torch.ones(len(batch.y), dtype=torch.bool)
-        found.append((batch, batch.get("train_mask", mask)))
-    return found
-
-
 def _scaled(model: BaseEstimator) -> BaseEstimator:
     # One penalty for all columns means something only in one unit.
     return make_pipeline(StandardScaler(), model)
-
-
-class Constant(nn.Module):
-    """The shares of the classes among the training labels, or the mean of the numbers, for every row."""
-
-    share: Tensor
-
-    def fit(self, data: SplitDataModule) -> None:
-        labels = torch.cat([batch.y[mask] for batch, mask in _labelled(data)])
-        if labels.is_floating_point():
-            share = labels.mean().view(1)
-        else:
-            share = one_hot(labels, data.num_classes).float().mean(0)
-        self.register_buffer("share", share, persistent=False)
-
-    def forward(
-        self, x: Tensor, graph: Any, edge_weight: Tensor | None = None
-    ) -> Tensor:
-        rows = graph.num_graphs if isinstance(graph, Graph) else len(x)
-        return self.share.expand(rows, -1)
 
 
 class OnFeatures(nn.Module):
@@ -103,7 +73,7 @@ class OnFeatures(nn.Module):
     def fit(self, data: SplitDataModule) -> None:
         features = []
         labels = []
-        for batch, mask in _labelled(data):
+        for batch, mask in labelled(data):
             graph = batch.get("graph", batch.edge_index)
             features.append(self._features(batch.x, graph)[mask.numpy()])
             labels.append(batch.y[mask])
@@ -121,13 +91,8 @@ class OnFeatures(nn.Module):
         features = self._features(x, graph)
         if not self.num_classes:
             return torch.from_numpy(self._fitted.predict(features)).float().view(-1, 1)
-        # A class without a training label has a score that never wins.
-        scores = torch.full((len(features), self.num_classes), -100.0)
-        found = np.log(self._fitted.predict_proba(features).clip(1e-12))
-        scores[:, torch.from_numpy(self._fitted.classes_)] = torch.from_numpy(
-            found
-        ).float()
-        return scores
+        logarithms = np.log(self._fitted.predict_proba(features).clip(1e-12))
+        return class_scores(self._fitted.classes_, logarithms, self.num_classes)
 
     def _features(self, x: Tensor, graph: Any) -> np.ndarray:
         x = x.to_dense()

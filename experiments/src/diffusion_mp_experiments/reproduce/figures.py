@@ -209,7 +209,7 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     sweep, curves = points(table, lines)
     measures = last_measures(lines)
     count = 1 + len(measures)
-    figure, panels = _panels(4.2 * count + 1, 4.4, count)
+    figure, panels = _panels(max(9, 4.2 * count + 1), 4.4, count)
     for (title, curve), look in zip(curves, _LOOKS, strict=False):
         if curve:
             scores, deviations = np.transpose([line.score for line in curve.values()])
@@ -227,9 +227,12 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     scales = {"spread": "log"}
     for panel, measure in zip(panels[1:], measures, strict=True):
         panel.set(ylabel=MEASURES[measure], yscale=scales.get(measure, "linear"))
+    names = [str(value) for value in sweep.values]
     for panel in panels:
-        panel.set_xticks(range(len(sweep.values)), list(map(str, sweep.values)))
+        panel.set_xticks(range(len(names)), names)
         panel.set_xlabel(sweep.title)
+        if sum(map(len, names)) > 60:
+            panel.tick_params(axis="x", labelrotation=30)
     _save(path, figure, table.title, len(curves))
 
 

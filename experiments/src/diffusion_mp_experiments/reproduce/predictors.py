@@ -8,6 +8,7 @@ import torch
 from sklearn.base import BaseEstimator, clone, is_classifier
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
+from torch_geometric.data import Data
 
 from diffusion_mp.checks import PositiveNumber, checked
 from diffusion_mp.data.knn import Metric
@@ -15,10 +16,12 @@ from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import LabelPropagation
 from diffusion_mp_experiments.train.batch_modules import (
-    BatchDataModule,
     SnapshotDataModule,
 )
-from diffusion_mp_experiments.train.datamodules import FullGraphDataModule
+from diffusion_mp_experiments.train.datamodules import (
+    FullGraphDataModule,
+    SplitDataModule,
+)
 
 
 class Predictor(nn.Module):
@@ -44,14 +47,6 @@ class Predictor(nn.Module):
         return self.fixed_scores
 
 
-class Constant(Predictor):
-    """The shares of the classes among the training labels, for every node."""
-
-    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        shares = one_hot(y[y >= 0], num_classes).float().mean(0)
-        return shares.repeat(len(y), 1)
-
-
 class LogisticRegression(Predictor):
     """Scikit-learn's logistic regression on the features, without the graph; C is the inverse of the penalty."""
 
@@ -63,12 +58,12 @@ class LogisticRegression(Predictor):
     def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
         from sklearn.linear_model import LogisticRegression as Regression
 
-        features = _array(x)
+        features = dense_array(x)
         labelled = (y >= 0).cpu().numpy()
         fitted = Regression(C=self.inverse_penalty, max_iter=2000).fit(
             features[labelled], y.cpu().numpy()[labelled]
         )
-        return _scores(
+        return class_scores(
             fitted.classes_, fitted.predict_log_proba(features), num_classes
         ).to(y.device)
 
@@ -90,7 +85,7 @@ class Estimator(Predictor):
         model = clone(self.estimator)
         if "random_state" in model.get_params():
             model.set_params(random_state=int(torch.randint(2**31 - 1, ())))
-        features = _array(x).astype(np.float64)
+        features = dense_array(x).astype(np.float64)
         labels = y.cpu().numpy()
         known = labels >= 0 if is_classifier(model) else ~np.isnan(labels)
         chosen = np.ones(len(labels), bool) if self.unlabelled else known
@@ -105,7 +100,7 @@ class Estimator(Predictor):
         # Label spreading has no probabilities where no label arrives.
         found = np.nan_to_num(model.predict_proba(features)).clip(1e-6)
         found /= found.sum(1, keepdims=True)
-        return _scores(model.classes_, np.log(found), num_classes).to(y.device)
+        return class_scores(model.classes_, np.log(found), num_classes).to(y.device)
 
 
 class Labels(Predictor):
@@ -159,21 +154,33 @@ class Diffusion(Predictor):
         # scikit-learn takes a seed; torch's is the seed of the run.
         seed = int(torch.randint(2**31 - 1, ()))
         fitted = DiffusionClassifier(**self.options, random_state=seed).fit(
-            _array(x), y.cpu().numpy()
+            dense_array(x), y.cpu().numpy()
         )
         logarithms = np.log(fitted.states_.clip(1e-40))
-        return _scores(fitted.classes_, logarithms, num_classes).to(y.device)
+        return class_scores(fitted.classes_, logarithms, num_classes).to(y.device)
 
 
-def _array(x: Tensor) -> np.ndarray:
-    return (x if x.layout is torch.strided else x.to_dense()).cpu().numpy()
+class Constant(nn.Module):
+    """The shares of the classes among the training labels, or the mean of the numbers, for every node or graph."""
 
+    share: Tensor
 
-def _scores(classes: np.ndarray, logarithms: np.ndarray, num_classes: int) -> Tensor:
-    # A class without a training label has a score that never wins.
-    scores = torch.full((len(logarithms), num_classes), -100.0)
-    scores[:, torch.from_numpy(classes)] = torch.from_numpy(logarithms).float()
-    return scores
+    def fit(self, data: SplitDataModule) -> None:
+        parts = labelled(data)
+        # Graphs are divided among the loaders, nodes by a mask.
+        self.of_graphs = "train_mask" not in parts[0][0]
+        labels = torch.cat([batch.y[mask] for batch, mask in parts])
+        if labels.is_floating_point():
+            share = labels.mean().view(1)
+        else:
+            share = one_hot(labels, data.num_classes).float().mean(0)
+        self.register_buffer("share", share, persistent=False)
+
+    def forward(
+        self, x: Tensor, graph: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        rows = graph.num_graphs if self.of_graphs else len(x)
+        return self.share.expand(rows, -1)
 
 
 class NoCorrection(nn.Module):
@@ -186,16 +193,23 @@ class NoCorrection(nn.Module):
         return torch.zeros_like(x[:, :1])
 
 
-class GraphConstant(nn.Module):
-    """The shares of the classes among the training graphs, for every graph."""
+def labelled(data: SplitDataModule) -> list[tuple[Data, Tensor]]:
+    """Return the graphs that train, each with the mask of the rows of y that train."""
+    found = []
+    for batch in data.train_dataloader():
+        mask = torch.ones(len(batch.y), dtype=torch.bool)
+        found.append((batch, batch.get("train_mask", mask)))
+    return found
 
-    share: Tensor
 
-    def fit(self, data: BatchDataModule) -> None:
-        labels = torch.cat([batch.y for batch in data.train_dataloader()])
-        self.register_buffer(
-            "share", one_hot(labels, data.num_classes).float().mean(0), persistent=False
-        )
+def dense_array(x: Tensor) -> np.ndarray:
+    return (x if x.layout is torch.strided else x.to_dense()).cpu().numpy()
 
-    def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        return self.share.expand(graph.num_graphs, -1)
+
+def class_scores(
+    classes: np.ndarray, logarithms: np.ndarray, num_classes: int
+) -> Tensor:
+    # A class without a training label has a score that never wins.
+    scores = torch.full((len(logarithms), num_classes), -100.0)
+    scores[:, torch.from_numpy(classes)] = torch.from_numpy(logarithms).float()
+    return scores
