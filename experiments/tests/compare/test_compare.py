@@ -48,8 +48,14 @@ def problems() -> dict[str, Problem]:
     numbers = data.x.sum(1) + data.y
     of_graphs = [Data(**{**graph, "y": graph.x.mean().view(1)}) for graph in graphs]
     few = tuple(map(str, range(30)))
+    plain = [
+        Data(x=graph.x, edge_index=graph.edge_index, y=graph.y) for graph in graphs
+    ]
+    with_features = Data(**{**data}, edge_attr=torch.randn(data.num_edges, 2))
     return {
         "nodes": Problem("node", ("a", "b"), [data], names),
+        "edge features": Problem("node", ("a", "b"), [with_features], names),
+        "graphs without edge features": Problem("graph", ("a", "b"), plain, few),
         "rows": Problem("node", ("a", "b"), [Data(x=data.x, y=data.y)], names),
         "numbers": Problem(
             "node", (), [Data(x=data.x, y=numbers, edge_index=data.edge_index)], names

@@ -47,7 +47,7 @@ from diffusion_mp_experiments.reproduce.table import (
 )
 from diffusion_mp_experiments.reproduce.training import build_module, data_module, train
 from diffusion_mp_experiments.train.checkpoints import check_writable, replace_file
-from diffusion_mp_experiments.train.many_runs import until
+from diffusion_mp_experiments.train.many_runs import Workers
 
 _CURVES = {
     "roc_auc": Metric("roc_auc", "max", "ROC-AUC in %", 100.0),
@@ -64,9 +64,10 @@ METRICS = {
     "links": _CURVES,
 }
 _ROWS = {"node": "nodes", "graph": "graphs", "link": "nodes, their edges"}
-# Shares of the time: timing the rows at most, and all training but that of the kept model.
+# Shares of the time after which the rows are timed, all but the kept model is trained, and that model is trained.
 _TIMING = 0.35
 _TRAINED = 0.9
+_KEPT = 0.98
 _FOLDERS = {"node": "nodes", "graph": "graphs", "link": "links"}
 # Labels from which on some are reserved for the search; with fewer, every split is tuned on its validation rows.
 _POOLED = 1000
@@ -125,14 +126,17 @@ def compare(
     check_writable(folder)
     try:
         # Two processes would mix their lines.
-        with FileLock(folder / "lock", timeout=0):
+        with (
+            FileLock(folder / "lock", timeout=0),
+            Workers(jobs or os.cpu_count() or 1) as workers,
+        ):
             reading: Config = {"target": target, "task": task, "edges": edges}
             reading |= {"identifier": identifier, "directed": directed}
             problem = _problem(data, folder, **reading)
             options: Config = {"metric": metric, "seed": seed, "only": list(only)}
             table = table_of(problem, folder, **options)
             _keep_options(folder / "table.json", options)
-            work = _Work(problem, table, folder, jobs or os.cpu_count() or 1)
+            work = _Work(problem, table, folder, workers)
             return work.run(start, 60 * minutes)
     except Timeout as error:
         raise ValueError(
@@ -226,11 +230,13 @@ def cannot_run(problem: Problem, table: Table) -> dict[str, str]:
 class _Work:
     """The steps of a comparison in its folder."""
 
-    def __init__(self, problem: Problem, table: Table, folder: Path, jobs: int) -> None:
+    def __init__(
+        self, problem: Problem, table: Table, folder: Path, workers: Workers
+    ) -> None:
         self.problem = problem
         self.table = table
         self.folder = folder
-        self.jobs = jobs
+        self.workers = workers
 
     def run(self, start: float, seconds: float) -> "Comparison":
         path = self.folder / "plan.json"
@@ -242,10 +248,11 @@ class _Work:
             planned = self.plan(start + _TIMING * seconds, end)
             planned.save(path)
         table = planned.applied(self.table)
-        with until(end, self.jobs) as train_each:
-            Harness(table, self.folder, train_each=train_each).make(table.rows)
+        train_each = self.workers.until(end)
+        Harness(table, self.folder, train_each=train_each).make(table.rows)
         result = Comparison(self.problem, table, self.folder, planned)
-        result.keep()
+        # A moment is left for the pictures.
+        result.keep(start + _KEPT * seconds)
         result.write()
         return result
 
@@ -261,9 +268,7 @@ class _Work:
         # Networks first: a model of scikit-learn may take as long as all of them.
         runs.sort(key=lambda run: "predictor" in run[1]["module"])
         costs = {}
-        with until(timed, self.jobs) as train_each:
-            found = list(train_each(_timed, runs))
-        for (name, _), cost in found:
+        for (name, _), cost in self.workers.until(timed)(_timed, runs):
             if isinstance(cost, str):
                 reasons[name] = cost
             else:
@@ -283,7 +288,7 @@ class _Work:
         table = replace(
             self.table, rows=[row for row in self.table.rows if row.name in costs]
         )
-        planned = plan(table, costs, self.jobs * left, most)
+        planned = plan(table, costs, self.workers.jobs * left, most)
         return replace(planned, left_out={**reasons, **planned.left_out})
 
 
@@ -425,6 +430,10 @@ class Comparison:
         return self.folder / f"{self.best}.safetensors"
 
     @property
+    def training_path(self) -> Path:
+        return self.folder / f"{self.best}.json"
+
+    @property
     def kept(self) -> Config:
         """The configuration of the kept model: the best settings, and all labels but a validation part."""
         row = self.table.row(self.best)
@@ -441,13 +450,24 @@ class Comparison:
         config["data"] = with_arguments(config["data"], kept=True)
         return config
 
-    def keep(self) -> None:
-        """Train the best row on all labels but a validation part, and save it."""
-        if (
-            self.table.row(self.best).model is not None
-            and not self.model_path.is_file()
-        ):
-            train(self.kept, self.table.metric.name, 0, 0, True, self.model_path)
+    def keep(self, end: float = math.inf) -> None:
+        """Train the best row on all labels but a validation part, and save it.
+
+        Args:
+            end: the time of ``time.monotonic()`` after which no other epoch begins.
+        """
+        is_network = self.table.row(self.best).model is not None
+        if is_network and not self.model_path.is_file():
+            metric = self.table.metric.name
+            record = train(self.kept, metric, 0, 0, True, save=self.model_path, end=end)
+            replace_file(self.training_path, json.dumps(record).encode())
+
+    @property
+    def hurried(self) -> bool:
+        """Whether the training of the kept model was ended by the time."""
+        if not self.training_path.is_file():
+            return False
+        return bool(json.loads(self.training_path.read_bytes())["ended"] == "time")
 
     def module(self) -> LightningModule:
         """Return the kept model in its LightningModule; a row that is fitted at once is fitted again."""

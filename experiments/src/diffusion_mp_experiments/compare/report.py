@@ -131,7 +131,10 @@ def pictures(comparison: Comparison) -> list[str]:
 def code(comparison: Comparison) -> str:
     """Return the lines of Python that load the kept model and predict."""
     folder = comparison.folder
-    return f"""The kept model was trained on all labels but a fifth, which chose its epoch:
+    trained = "trained on all labels but a fifth, which chose its epoch"
+    if comparison.hurried:
+        trained += "; the time ended its training, and more minutes may make it better"
+    return f"""The kept model was {trained}:
 
 ```python
 from diffusion_mp_experiments.compare import Comparison

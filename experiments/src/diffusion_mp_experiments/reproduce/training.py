@@ -64,6 +64,7 @@ def train(
     tuning: bool,
     save: Path | None = None,
     device: str = "cpu",
+    end: float = math.inf,
 ) -> Config:
     """Train once and return the result.
 
@@ -75,6 +76,7 @@ def train(
         tuning: whether the data module serves for tuning; the test metric is then left out.
         save: the file for the trained model, which `diffusion_mp.load` reads. By default the model is not saved.
         device: where a network trains. Predictors that are not networks stay on the CPU.
+        end: the time of ``time.monotonic()`` after which no other epoch begins.
 
     Returns:
         validation and, except for tuning, test metric of the epoch with the best validation score; that epoch, how many
@@ -110,7 +112,9 @@ def train(
         if "predictor" in config["module"]:
             network.fit(data)
         else:
-            result = _fit(module, data, logged, config["epochs"], config["patience"])
+            result = _fit(
+                module, data, logged, config["epochs"], config["patience"], end
+            )
         if result.get("epoch") == 0:  # no epoch had a score
             result |= {"validation": None, "test": None, "ablated": {}}
         else:
@@ -219,7 +223,12 @@ class LastLogged:
 
 
 def _fit(
-    module: Any, data: DataModule, logged: LastLogged, epochs: int, patience: int
+    module: Any,
+    data: DataModule,
+    logged: LastLogged,
+    epochs: int,
+    patience: int,
+    end: float,
 ) -> Config:
     """Train until val_score has not risen for `patience` epochs, and load the weights of the first best epoch.
 
@@ -254,6 +263,8 @@ def _fit(
                 ended = "diverged"
             elif done - best >= patience:
                 ended = "patience"
+            elif time.monotonic() >= end:
+                ended = "time"
     except _DIVERGED as error:
         ended = f"diverged: {error}"
     # Without a finite score there is no best epoch, and nothing to go back to.

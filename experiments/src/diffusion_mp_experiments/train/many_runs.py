@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import version
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -57,25 +57,55 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
 Runner = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]]
 
 
-@contextmanager
-def until(end: float, jobs: int) -> Iterator[Runner]:
-    """Start processes, and yield a function that trains runs in them as `each` does.
+class Workers:
+    """Processes of one thread each, which train runs as `each` does until a time is over.
 
-    At the time `end` of ``time.monotonic()`` it gives up what is not done, also in the middle of a run.
+    They start at once, so that they import while the first one reads data, and end with the context.
+
+    Args:
+        jobs: number of processes.
     """
-    with processes(jobs) as pool:
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+
+    def __enter__(self) -> "Workers":
+        self._start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def until(self, end: float) -> Runner:
+        """Return a function that gives up what is not done at the time `end` of ``time.monotonic()``.
+
+        It gives up a run in the middle, too.
+        """
 
         def run(
             work: Callable[..., Any], runs: Sequence[tuple[Any, ...]]
         ) -> Iterator[Any]:
-            running = {pool.submit(work, *each_run): each_run for each_run in runs}
-            with suppress(TimeoutError):
+            running = {
+                self._pool.submit(work, *each_run): each_run for each_run in runs
+            }
+            try:
                 for done in as_completed(running, max(0.0, end - time.monotonic())):
                     yield running[done], done.result()
+            except TimeoutError:
+                # What still runs is late, and nobody waits for it.
+                self._end()
+                self._start()
 
-        yield run
-        pool.shutdown(wait=False, cancel_futures=True)
-        # What still runs is late, and nobody waits for it.
+        return run
+
+    def _start(self) -> None:
+        # A fork would copy locks that other threads hold.
+        self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), _initialise)
+        for _ in range(self.jobs):
+            self._pool.submit(os.getpid)
+
+    def _end(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
         for child in active_children():
             child.kill()
 
