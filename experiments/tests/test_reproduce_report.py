@@ -1,6 +1,7 @@
 """Means, paired differences and the page from lines that are known, and the table that `diffusion-mp` makes."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,12 @@ from diffusion_mp_experiments.reproduce.report import (
     section,
     summary,
 )
-from diffusion_mp_experiments.reproduce.table import load_table, parsed, write_records
+from diffusion_mp_experiments.reproduce.table import (
+    Sweep,
+    load_table,
+    parsed,
+    write_records,
+)
 from reproduce_tables import write_table
 from subrun import run_program
 
@@ -108,6 +114,10 @@ def test_the_overview_has_the_rows_that_are_best_on_validation(table, tmp_path):
         "| MSE | 0.500 | DIFFormer-s: 0.500 | GCN: 0.500 |"
     )
     assert line_of(errors, difformer=0.7).endswith("| MSE |  | DIFFormer-s: 0.500 |  |")
+    several = replace(table, sweep=Sweep("data.name", ["iris", "wine"], "set"))
+    rows = lines(table, [run("gcn", 0, 0.5, validation=0.5)])
+    text = summary([(several, rows)], "results", best=2)
+    assert text.endswith("| 2 sets of data, see the page |  |")
 
 
 def test_less_may_be_better_and_seeds_are_compared_where_there_is_one_split(tmp_path):

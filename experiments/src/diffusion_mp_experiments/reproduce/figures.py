@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -228,11 +229,12 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
     for panel, measure in zip(panels[1:], measures, strict=True):
         panel.set(ylabel=MEASURES[measure], yscale=scales.get(measure, "linear"))
     names = [str(value) for value in sweep.values]
+    # Long names in a line would cover each other.
+    long = sum(map(len, names)) > 60
+    style: dict[str, Any] = {"rotation": 30, "ha": "right"} if long else {}
     for panel in panels:
-        panel.set_xticks(range(len(names)), names)
+        panel.set_xticks(range(len(names)), names, **style)
         panel.set_xlabel(sweep.title)
-        if sum(map(len, names)) > 60:
-            panel.tick_params(axis="x", labelrotation=30)
     _save(path, figure, table.title, len(curves))
 
 

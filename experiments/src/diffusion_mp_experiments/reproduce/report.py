@@ -268,6 +268,9 @@ def summary(
             lines, key=lambda line: table.metric.sign * line.validation, reverse=True
         )
         cells = [cell(table, line) for line in ranked[:best]]
+        if table.sweep is not None and table.sweep.path == "data.name":
+            # Scores on different data cannot be ranked.
+            cells = [f"{len(table.sweep.values)} sets of data, see the page"]
         cells += [""] * (best - len(cells))
         link = f"[{table.title}]({folder}/{table.name}.md)"
         rows.append([link, table.metric.title, *(gcn or [""]), *cells])
