@@ -327,6 +327,31 @@ def test_the_data_of_the_caller_stay_as_they_are():
     assert all(data[name] is before[name] for name in before)
 
 
+def test_a_column_of_train_val_and_test_is_the_split(tmp_path: Path) -> None:
+    lines = ["size,Split,label", "1,train,a", "2,Valid,b", "3,test,a", "4,,b"]
+    problem = read(table(tmp_path, "\n".join(lines)))
+    expected = [[row == part for row in range(4)] for part in range(3)]
+    assert problem.split is not None
+    assert [mask.tolist() for mask in problem.split] == expected
+    assert problem.graphs[0].x.tolist() == [[1], [2], [3], [4]]
+    molecules = ["smiles,split,label", "CCO,test,1", "no molecule,test,0"]
+    molecules += ["CCN,train,0", "CCC,val,1"]
+    problem = read(table(tmp_path, "\n".join(molecules)))
+    assert problem.split is not None
+    assert [mask.tolist() for mask in problem.split] == [
+        [False, True, False],
+        [False, False, True],
+        [True, False, False],
+    ]
+    without = "\n".join(lines).replace("Valid", "train")
+    problem = read(table(tmp_path, without))
+    assert problem.split is None
+    assert "split" in problem.notes[0].lower()
+    # Other words are features.
+    problem = read(table(tmp_path, without.replace("train", "left")))
+    assert problem.graphs[0].num_features > 1
+
+
 def test_masks_of_several_splits():
     data = masked()
     data.train_mask = torch.stack(
@@ -337,7 +362,9 @@ def test_masks_of_several_splits():
     assert [mask.shape for mask in problem.split] == [(6, 2)] * 3
     assert problem.split[2][:, 1].tolist() == masked().test_mask.tolist()
     del data.val_mask
-    assert read(data).split is None
+    problem = read(data)
+    assert problem.split is None
+    assert any("a split needs" in note for note in problem.notes)
 
 
 def test_several_graphs(tmp_path):

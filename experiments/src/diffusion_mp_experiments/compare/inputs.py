@@ -223,6 +223,11 @@ def _from_graph(
             f"{where}{field} must have one label for each of {len(data.x)} nodes; got an array of shape "
             f"{list(labels.shape)}, so choose one column of several."
         )
+    masks = [name for name in MASKS if name in source]
+    if 0 < len(masks) < len(MASKS):
+        notes.append(
+            f"{some(masks)} was left out: a split needs train_mask, val_mask and test_mask."
+        )
     return node_problem(
         data,
         labels,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
 
@@ -29,6 +30,7 @@ _IDENTIFIERS = ("id", "node_id", "node", "")  # pandas leaves its index without 
 _ENDS = (("source", "target"), ("src", "dst"), ("from", "to"))
 _WEIGHTS = ("weight", "edge_weight")
 _MISSING = ("", "na", "n/a", "nan", "null", "?")
+_PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 _KINDS = 50  # different values of a column that become indicator columns
 _LOOKED_AT = 20  # values that must all be molecules where no column is named smiles
 _TABLE = "Save the table as text in UTF-8, separated by commas, with the names of the columns in the first line."
@@ -46,7 +48,8 @@ def read_table(
     """Read rows of a table, with the table of the edges between them if there is one, or molecules.
 
     Args:
-        path: the table; a row is a node, or a molecule if there is a column of SMILES strings.
+        path: the table; a row is a node, or a molecule if there is a column of SMILES strings. A column named split
+            with the words train, val and test has the split.
         edges: table of the edges.
         target: column that is predicted, by default the only one named label, target, class or y.
         task: as in `read`.
@@ -59,12 +62,14 @@ def read_table(
     columns = _read_columns(path)
     names = _take_names(path, columns, identifier, edges is not None)
     labels = _take_target(path, columns, target, task == "link")
+    part, notes = _take_split(columns)
     molecules = None
     if edges is None:
         molecules = _molecule_column(columns)
     if molecules is not None:
-        return _molecules(path, columns, molecules, labels, task)
-    x, notes = _features(columns, len(names))
+        return _molecules(path, columns, molecules, labels, part, task, notes)
+    x, more = _features(columns, len(names))
+    notes += more
     data = Data(x=torch.from_numpy(x))
     if edges is not None:
         notes += _add_edges(data, edges, path, names)
@@ -79,6 +84,7 @@ def read_table(
         directed=bool(directed),
         notes=notes,
         names=names,
+        split=_masks(part),
     )
 
 
@@ -167,6 +173,27 @@ def _take_target(
             f'predict with target=, one of {some(columns)}, or predict links with task="link".'
         )
     return {name: columns.pop(name) for name in found}
+
+
+def _take_split(columns: Columns) -> tuple[Tensor | None, list[str]]:
+    """Remove a column of train, val and test, and return the number of the part of every row (-1: none), and notes."""
+    for name in _named(columns, ["split"]):
+        texts = ["" if _is_missing(text) else text.lower() for text in columns[name]]
+        words = {*texts} - {""}
+        # A column of other words is a feature like any other.
+        if words and words <= _PARTS.keys():
+            del columns[name]
+            part = torch.tensor([_PARTS.get(text, -1) for text in texts])
+            if {0, 1, 2} <= {*part.tolist()}:
+                return part, []
+            return None, [
+                f"The column {name} was left out: it must have train, val and test, and has {some(sorted(words))}."
+            ]
+    return None, []
+
+
+def _masks(part: Tensor | None) -> tuple[Tensor, Tensor, Tensor] | None:
+    return None if part is None else (part == 0, part == 1, part == 2)
 
 
 def _labels(path: Path, labels: Columns) -> tuple[str, np.ndarray]:
@@ -288,7 +315,13 @@ def _molecule_column(columns: Columns) -> str | None:
 
 
 def _molecules(
-    path: Path, columns: Columns, name: str, labels: Columns, task: str | None
+    path: Path,
+    columns: Columns,
+    name: str,
+    labels: Columns,
+    part: Tensor | None,
+    task: str | None,
+    notes: list[str],
 ) -> Problem:
     with needed_by("A table of molecules", "diffusion-mp-experiments[molecules]"):
         import_module("rdkit")
@@ -299,7 +332,6 @@ def _molecules(
         raise ValueError(
             f'{path}: none of the column "{name}" is a molecule that rdkit reads; it must hold SMILES strings.'
         )
-    notes = []
     if len(kept) < len(graphs):
         wrong = [columns[name][i] for i in set(range(len(graphs))).difference(kept)]
         notes.append(
@@ -317,6 +349,7 @@ def _molecules(
         task=task,
         notes=notes,
         names=[columns[name][i] for i in kept],
+        split=_masks(None if part is None else part[kept]),
     )
 
 

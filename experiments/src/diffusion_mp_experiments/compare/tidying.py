@@ -76,6 +76,7 @@ def graph_problem(
     task: str | None,
     notes: list[str],
     names: Sequence[str] | None = None,
+    split: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Problem:
     """Return the problem of several graphs; the arguments are those of `node_problem`, with a label for every graph."""
     _check_task(task, "graphs", what)
@@ -87,6 +88,7 @@ def graph_problem(
         classes=classes,
         graphs=graphs,
         names=tuple(names or map(str, range(len(graphs)))),
+        split=split,
         notes=(*notes, *more),
     )
 
