@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import diffusion_mp as dm
 import model_cases
 from diffusion_mp.couplings import Sums
 from diffusion_mp.couplings.base import PROMISES
+from diffusion_mp.energies import EnergyTerm
 from diffusion_mp.inference import Blocks
 from helpers import built, close, randn, refuses
 
@@ -25,7 +27,6 @@ MODELS = {
     <= set(case.names)
     <= {"x", "edge_index", "edge_weight", "batch"}
     and case.per_node
-    and name != "certified-transformer-identity"
 } | {
     "DIFFormer-s, Frobenius": lambda: dm.DIFFormer(
         FEATURES, 8, 3, normalize="frobenius"
@@ -121,27 +122,91 @@ def test_without_edges_and_without_nodes() -> None:
 
 
 BATCHED = dm.Graph(4, ptr=torch.tensor([0, 2, 4]))
-STEPS = "the steps of a CertifiedBlock are not computed by blocks"
 test_what_has_no_blocks = refuses(
     (
         lambda: infer(difformer(), randn(4, FEATURES), BATCHED),
         ValueError,
         "takes one large graph; got a batch of 2",
     ),
-    (
-        lambda: infer(dm.CertifiedTransformer(FEATURES, 8, 3).double(), data()[0]),
-        NotImplementedError,
-        STEPS,
-    ),
-    (
-        lambda: infer(
-            dm.layers.CertifiedBlock(FEATURES, [dm.layers.TiedMLP(FEATURES, 8)]),
-            data(torch.float32)[0],
-        ),
-        NotImplementedError,
-        STEPS,
-    ),
 )
+
+
+CERTIFIED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "gated and directed": {"gate": True, "symmetric": False},
+    "relations": {"edge_dim": 3, "gate": True, "hops": 2, "matrix": "diagonal"},
+    "all pairs": {"attention": "all", "heads": 2, "mlp_channels": 0},
+    "neighbours": {"attention": "neighbours", "heads": 2, "constraint": "ball"},
+    "at rest": {"num_layers": None, "mlp_channels": 0, "constraint": None},
+}
+
+
+@pytest.mark.parametrize("options", CERTIFIED.values(), ids=CERTIFIED)
+def test_steps_of_certified_blocks(options, monkeypatch) -> None:
+    x, edge_index, weight = data()
+    # As in a graph with many edges, functions of edges are computed chunk by chunk.
+    monkeypatch.setattr(dm.graph.ops, "CHUNK_EDGES", 50)
+    features = {}
+    if "edge_dim" in options:
+        features["edge_attr"] = randn(240, 3, seed=2).softmax(1)
+    options = {"num_blocks": 2, "num_layers": 2, "mlp_channels": 16} | options
+    model = built(lambda: dm.CertifiedTransformer(FEATURES, 8, 3, **options)).double()
+    expected = model.eval()(x, edge_index, weight, **features)
+    for block_size in (10, 1000):
+        got = infer(model, x, edge_index, weight, block_size=block_size, **features)
+        close(got, expected.detach(), "rearranged")
+
+
+class Pull(EnergyTerm):
+    """Half the squared distance from a target of every row."""
+
+    depends_on = "rows"
+
+    def __init__(self, target: Tensor) -> None:
+        self.target = target
+        self.seen: list[int] = []
+
+    def value(self, z, graph):
+        return (z.double() - self.target).square().sum() / 2
+
+    def half_gradient(self, z, graph):
+        self.seen.append(len(z))
+        return (z - self.target) / 2
+
+    def bound(self, z, graph):
+        return torch.full_like(z[:, :, :1], 0.25)
+
+    def block(self, rows):
+        part = Pull(self.target[rows])
+        part.seen = self.seen
+        return part
+
+
+class Pulling(dm.layers.TermModule):
+    """Makes the term of its own channels."""
+
+    def forward(self, source, graph):
+        self.term = Pull(source.unsqueeze(1).flip(0))
+        return 2.0 * self.term
+
+
+def test_a_term_of_single_rows_is_computed_by_blocks() -> None:
+    x, edge_index, _ = data()
+    made: list[Pull] = []
+
+    class Kept(Pulling):
+        def forward(self, source, graph):
+            term = super().forward(source, graph)
+            made.append(self.term)
+            return term
+
+    terms = [Kept(FEATURES, 1.0), dm.layers.TiedMLP(FEATURES, 16)]
+    block = dm.layers.CertifiedBlock(FEATURES, terms, 3).double()
+    expected = block(x, edge_index).detach()
+    made.clear()
+    close(infer(block, x, edge_index, block_size=10), expected, "rearranged")
+    assert max(made[0].seen) == 10
+    assert sum(made[0].seen) == 3 * NODES
 
 
 def test_the_bar_counts_blocks(capsys, monkeypatch) -> None:

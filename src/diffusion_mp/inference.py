@@ -15,10 +15,11 @@ from tqdm import tqdm
 from diffusion_mp.checks import as_device, check_counts, check_flags, check_kind
 from diffusion_mp.couplings import Coupling, PooledCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
-from diffusion_mp.energies import Penalty
+from diffusion_mp.energies import Constraint, EnergyTerm, Penalty
+from diffusion_mp.energies.pairs import Bound, HeadState, Scalar
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.sparse_rows import select_rows
-from diffusion_mp.layers.certified_block import CertifiedBlock, Edges
+from diffusion_mp.layers.certified_block import Edges, TermModule
 from diffusion_mp.layers.features import check_input
 from diffusion_mp.runtime.cache import cached_property
 from diffusion_mp.runtime.progress import progress_bar, show_progress
@@ -30,6 +31,7 @@ def full_graph_inference(
     edge_index: Edges = None,
     edge_weight: Tensor | None = None,
     *,
+    edge_attr: Tensor | None = None,
     block_size: int = 1 << 14,
     device: torch.device | str | None = None,
     progress: bool = False,
@@ -39,14 +41,16 @@ def full_graph_inference(
     The product S v of an O(N) coupling needs only sums over the senders (KᵀV, Σk, Σv and their count). One pass over
     blocks of rows accumulates the sums and another pass reads them, so the result equals a forward pass up to rounding.
 
-    A few states [N, channels] and the graph stay on the device of ``x``, which also computes sparse products and
-    diffusivities without such sums (pairwise scores, sequences, the Frobenius norm). ``x`` may be memory-mapped.
+    A few states [N, channels] and the graph stay on the device of ``x``, which also computes sparse products, the steps
+    of certified blocks, and diffusivities without such sums (pairwise scores, sequences, the Frobenius norm). ``x`` may
+    be memory-mapped.
 
     Args:
         model: Any model of this library, or one made of its layers, called as ``model(x, graph)``. A copy of it runs.
         x: Features of the nodes of one graph; sparse if the model takes sparse features.
         edge_index: Observed edges as the model takes them, or a ``Graph``.
         edge_weight: Weights of the edges; 1 by default.
+        edge_attr: Features of the edges, for models that read them.
         block_size: Number of rows computed at a time.
         device: Device on which blocks are computed; by default the device of ``x``.
         progress: Show a progress bar (see `show_progress`).
@@ -55,6 +59,7 @@ def full_graph_inference(
         x: [N, in_channels].
         edge_index: [2, E], a sparse CSR tensor, a ``Graph``, or ``None``.
         edge_weight: [E].
+        edge_attr: [E, edge_dim].
         output: The shape of ``model(x, edge_index, edge_weight)``.
 
     Examples:
@@ -77,6 +82,7 @@ def full_graph_inference(
             f"full_graph_inference takes one large graph; got a batch of {graph.num_graphs}. Call the model on batches "
             f"that fit."
         )
+    inputs = {} if edge_attr is None else {"edge_attr": edge_attr}
     with torch.no_grad(), show_progress(progress):
         device = x.device if device is None else as_device(device)
         blocks = Blocks(block_size, device)
@@ -91,7 +97,7 @@ def full_graph_inference(
         )
         total = passes * -(-x.size(0) // block_size)
         with progress_bar("inference", "block", total) as blocks.bar:
-            return runner(x, graph)
+            return runner(x, graph, **inputs)
 
 
 class Blocks:
@@ -105,15 +111,12 @@ class Blocks:
 
     def take_over(self, module: nn.Module) -> None:
         """Replace the parts of ``module`` that act on single rows, or that pool rows, by versions for blocks."""
-        # The terms of a block hold matrices between all edges, which no block of rows has.
-        if isinstance(module, CertifiedBlock) and not module.runs_by_rows:
-            raise NotImplementedError(
-                "the steps of a CertifiedBlock are not computed by blocks; call the model itself."
-            )
         # A replaced module is not looked into; other modules are, part by part. A diffusivity that depends on edges
         # or on the whole graph stays, and computes with all rows at once.
         for name, child in module.named_children():
-            if isinstance(child, (nn.Linear, Linear, nn.LayerNorm)):
+            if isinstance(child, TermModule) and not child.by_coupling:
+                setattr(module, name, _ByBlocks(child, self))
+            elif isinstance(child, (nn.Linear, Linear, nn.LayerNorm)):
                 setattr(module, name, _RowWise(child.to(self.device), self))
             elif isinstance(child, Diffusivity) and child.depends_on == "rows":
                 setattr(module, name, _Blockwise(child, self))
@@ -124,15 +127,15 @@ class Blocks:
         self, function: Callable[..., Any], *tensors: Tensor
     ) -> Iterator[tuple[slice, Any]]:
         """Yield the rows of every block (an empty one for none) and ``function(*blocks)``, computed on the device."""
-        rows = tensors[0].size(0)
-        starts = range(0, max(rows, 1), self.size)
-        for start in starts:
-            part = slice(start, start + self.size)
-            yield (
-                part,
-                function(*(_block(tensor, part).to(self.device) for tensor in tensors)),
-            )
+        for rows in self.slices(tensors[0].size(0)):
+            parts = [_block(tensor, rows).to(self.device) for tensor in tensors]
+            yield rows, function(*parts)
             self.bar.update()
+
+    def slices(self, count: int) -> Iterator[slice]:
+        """Yield the rows of every block, an empty one for none."""
+        for start in range(0, max(count, 1), self.size):
+            yield slice(start, start + self.size)
 
     def joined(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Return the concatenated results of :meth:`each`, on the device of the first tensor."""
@@ -162,6 +165,63 @@ class _RowWise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.blocks.joined(self.module, x)
+
+
+class _ByBlocks(nn.Module):
+    """A module that makes a term, which is computed by blocks if it depends on single rows."""
+
+    def __init__(self, module: TermModule, blocks: Blocks) -> None:
+        super().__init__()
+        self.module = module
+        self.blocks = blocks
+        self.reads = module.reads
+
+    def forward(self, source: Tensor, graph: Graph, **read: Any) -> EnergyTerm | None:
+        term: EnergyTerm | None = self.module(source, graph, **read)
+        if term is None or term.depends_on != "rows":
+            return term
+        return BlockwiseTerm(term, self.blocks)
+
+
+class BlockwiseTerm(EnergyTerm):
+    """A term of single rows, one block of rows after the other, on the device of the state."""
+
+    depends_on = "rows"
+
+    def __init__(self, term: EnergyTerm, blocks: Blocks) -> None:
+        self.term = term
+        self.blocks = blocks
+        self.quadratic = term.quadratic
+
+    def _each(
+        self, z: HeadState, function: Callable[[EnergyTerm, HeadState, Graph], Tensor]
+    ) -> Iterator[tuple[slice, Tensor]]:
+        for rows in self.blocks.slices(len(z)):
+            some = z[rows]
+            yield rows, function(self.term.block(rows), some, Graph(len(some)))
+
+    def value(self, z: HeadState, graph: Graph) -> Scalar:
+        values = self._each(z, lambda term, some, graph: term.value(some, graph))
+        return torch.stack([value for _, value in values]).sum()
+
+    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
+        out = torch.empty_like(z)
+        for rows, part in self._each(
+            z, lambda term, some, graph: term.half_gradient(some, graph)
+        ):
+            out[rows] = part
+        return out
+
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
+        out = z.new_empty(*z.shape[:2], 1)
+        for rows, part in self._each(
+            z, lambda term, some, graph: term.bound(some, graph)
+        ):
+            out[rows] = part
+        return out
+
+    def flaw(self, constraint: Constraint) -> str | None:
+        return self.term.flaw(constraint)
 
 
 class _Blockwise(Diffusivity):

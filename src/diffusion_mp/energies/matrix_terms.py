@@ -26,10 +26,10 @@ from diffusion_mp.energies.terms import (
     weight_flaw,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import graph_sizes
-from diffusion_mp.kernels.spmm import at_rows, edge_softmax
+from diffusion_mp.graph.ops import by_edges, graph_sizes
+from diffusion_mp.kernels.spmm import at_rows, edge_softmax, trained
 from diffusion_mp.runtime.cache import values_only
-from diffusion_mp.runtime.precision import without_autocast
+from diffusion_mp.runtime.precision import accumulating, without_autocast
 
 
 def _check_matrices(
@@ -79,6 +79,7 @@ class MatrixTerm(RowTerm, SharedTerm):
     """
 
     quadratic = True
+    depends_on = "couplings"
 
     def __init__(
         self,
@@ -188,6 +189,8 @@ class AttentionTerm(RowTerm, SharedTerm):
         torch.Size([6, 1, 4])
     """
 
+    depends_on = "couplings"
+
     def __init__(
         self,
         query: Float[Tensor, "heads D C"],
@@ -236,6 +239,13 @@ class AttentionTerm(RowTerm, SharedTerm):
         return q - centre, k - centre
 
     def _logits(self, q: Tensor, k: Tensor, graph: Graph) -> Tensor:
+        if not trained(q):
+            (q, k), _ = accumulating(q, k)
+
+            def squares(edges: Tensor) -> Tensor:
+                return (q[edges[1]] - k[edges[0]]).square().sum(2)
+
+            return -self.gamma / 2 * by_edges(squares, graph.edges)
         away = at_rows(graph.csr, q.flatten(1)) - at_rows(graph.csc, k.flatten(1))
         return -self.gamma / 2 * away.unflatten(1, q.shape[1:]).square().sum(2)
 
@@ -351,6 +361,8 @@ class MLPTerm(RowTerm):
         >>> float(MLPTerm(torch.eye(4), torch.zeros(4)).value(torch.ones(6, 1, 4), graph))
         -12.0
     """
+
+    depends_on = "rows"
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import pairwise
 from operator import add
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -93,6 +93,9 @@ class EnergyTerm(ABC):
 
     Attributes:
         quadratic: whether V is a convex quadratic, whose half gradient is affine. ``False`` by default.
+        depends_on: what else than z_i the row i of the half gradient and of the bound reads. ``"rows"``: nothing, so
+            that V is a sum over rows. ``"couplings"``: products with couplings. ``"graph"``, the default: anything.
+            `full_graph_inference` computes a term of ``"rows"`` block by block.
 
     Examples:
         >>> class Magnet(EnergyTerm):  # ‖z − 1‖²
@@ -106,9 +109,8 @@ class EnergyTerm(ABC):
         48.0
     """
 
-    quadratic = (
-        False  #: Whether V is a convex quadratic, whose half gradient is affine.
-    )
+    quadratic: bool = False
+    depends_on: Literal["rows", "couplings", "graph"] = "graph"
     #: NumPy arrays leave the arithmetic to this class. Otherwise they would make an array of terms.
     __array_ufunc__ = None
 
@@ -185,6 +187,14 @@ class EnergyTerm(ABC):
             constraint: the set C.
         """
         return None
+
+    def block(self, rows: slice) -> EnergyTerm:
+        """Return the term of some of the rows, for a term of ``"rows"``: itself, unless it holds tensors of all nodes.
+
+        Args:
+            rows: the rows.
+        """
+        return self
 
     def weighted_mean(self, z: HeadState) -> Mean | None:
         """Return the half gradient in the form that makes a step a weighted mean, in the dtype of z, or ``None``.
@@ -338,6 +348,7 @@ class ScaledTerm(EnergyTerm):
         self.factor = weight
         self.term = term
         self.quadratic = term.quadratic
+        self.depends_on = term.depends_on
 
     @property
     def weight(self) -> float | Tensor:
@@ -369,6 +380,9 @@ class ScaledTerm(EnergyTerm):
     def attention(self, z: HeadState, graph: Graph) -> list[Coupling]:
         return self.term.attention(z, graph)
 
+    def block(self, rows: slice) -> EnergyTerm:
+        return ScaledTerm(self.factor, self.term.block(rows), _checked=True)
+
     def weighted_mean(self, z: HeadState) -> Mean | None:
         mean = self.term.weighted_mean(z)
         if mean is None:
@@ -396,6 +410,7 @@ class SourceTerm(RowTerm, SharedTerm):
     """
 
     quadratic = True
+    depends_on = "rows"
 
     def __init__(
         self, source: Tensor, metric: Tensor | None = None, *, _checked: bool = False
@@ -435,6 +450,10 @@ class SourceTerm(RowTerm, SharedTerm):
             return f"the metric must be positive; its least entry is {float(self.metric.min()):g}."
         return flaw
 
+    def block(self, rows: slice) -> SourceTerm:
+        metric = None if self.metric is None else self.metric[rows]
+        return SourceTerm(self.source[rows], metric, _checked=True)
+
     def weighted_mean(self, z: HeadState) -> Mean:
         source = self.source.to(z.dtype)
         if self.metric is None:
@@ -455,6 +474,7 @@ class ProximalTerm(RowTerm):
     """
 
     quadratic = True
+    depends_on = "rows"
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
         return z.new_zeros(len(z), dtype=torch.float64)
@@ -479,9 +499,14 @@ class LinearTerm(RowTerm):
         -48.0
     """
 
+    depends_on = "rows"
+
     def __init__(self, source: Tensor) -> None:
         check_heads(source, "source")
         self.source = by_head(source)
+
+    def block(self, rows: slice) -> LinearTerm:
+        return LinearTerm(self.source[rows])
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
         check_source(self.source, z)
@@ -513,6 +538,7 @@ class CouplingTerm(RowTerm, SharedTerm):
     """
 
     quadratic = True
+    depends_on = "couplings"
 
     def __init__(self, coupling: Coupling, centre: Tensor | None = None) -> None:
         check_kind(coupling, "coupling", Coupling, "a Coupling")
@@ -568,6 +594,7 @@ class CouplingTerm(RowTerm, SharedTerm):
 class PenaltyTerm(SharedTerm):
     """Base of terms of a penalty δ. A concave δ lies below its tangents, which are pulls of a coupling (`pull`)."""
 
+    depends_on = "couplings"
     penalty: Penalty
     constraint: Constraint
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -18,6 +19,9 @@ from diffusion_mp.runtime.cache import (
     persistent,
     values_only,
 )
+
+#: Edges of which a function is computed at a time where no gradients are recorded.
+CHUNK_EDGES = 1 << 18
 
 #: A number of rows, which is a symbol while torch traces.
 Size = int | torch.SymInt
@@ -205,6 +209,15 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
 @walk_pairs.register_fake
 def _(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) -> Tensor:
     return edge_index.new_empty(2, torch.library.get_ctx().new_dynamic_size())
+
+
+def by_edges(
+    function: Callable[[Int[Tensor, "two E"]], Tensor], edges: Int[Tensor, "two E"]
+) -> Tensor:
+    """Return a function of edges, whose intermediate values without gradients are those of some edges at a time."""
+    if torch.is_grad_enabled() or not values_only():
+        return function(edges)
+    return torch.cat([function(part) for part in edges.split(CHUNK_EDGES, 1)])
 
 
 def entries_at(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from diffusion_mp import checks
@@ -51,6 +51,7 @@ from diffusion_mp.energies.matrix_terms import (
 )
 from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.graph import Graph
+from diffusion_mp.graph.ops import by_edges
 from diffusion_mp.layers.graph_layer import GraphLayer
 from diffusion_mp.layers.pyg import refuse_inputs
 from diffusion_mp.modules import Resettable
@@ -362,6 +363,20 @@ class WeightedGraph(TermModule):
             matrix = (matrix + matrix.mT) / 2
         return contracting(matrix, norm_bounds)
 
+    def _gates(
+        self, source: Float[Tensor, "N C"], edges: Int[Tensor, "two E"]
+    ) -> Float[Tensor, "E R"]:
+        """Return tanh(⟨w, [h_i + h_j, |h_i − h_j|]⟩ + b) of every edge and relation."""
+        read = cast("nn.Linear", self.gate)
+
+        def gates(edges: Tensor) -> Tensor:
+            sender, receiver = (source.index_select(0, end) for end in edges)
+            # Both halves stay the same if the ends are exchanged, so that the gated graph is as symmetric as A.
+            ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
+            return read(ends.to(read.weight.dtype)).tanh()
+
+        return by_edges(gates, edges)
+
     def forward(
         self,
         source: Float[Tensor, "N C"],
@@ -387,10 +402,7 @@ class WeightedGraph(TermModule):
                 graph.num_nodes, tensors, partial(_related, graph.num_nodes)
             )
         if self.gate is not None:
-            sender, receiver = (source.index_select(0, end) for end in graph.edges)
-            # Both halves stay the same if the ends are exchanged, so that the gated graph is as symmetric as A.
-            ends = torch.cat([sender + receiver, (sender - receiver).abs()], 1)
-            gate = self.gate(ends.to(self.gate.weight.dtype)).tanh()
+            gate = self._gates(source, graph.edges)
             # Whether A is symmetric depends on values, which a trace does not have.
             mutual = values_only(captured=True) and coupling.symmetric
             coupling = SparseCoupling(
@@ -642,14 +654,6 @@ class CertifiedBlock(GraphLayer):
     def beta(self) -> Positive:
         """The module that computes β."""
         return cast("Positive", self.update.source_weight)
-
-    @property
-    def runs_by_rows(self) -> bool:
-        """Whether the couplings of all terms come from diffusivities, which may be computed for some of the rows."""
-        # Fixed terms may hold tensors of all nodes.
-        return not self.fixed and all(
-            getattr(term, "by_coupling", False) for term in self.terms
-        )
 
     def forward(
         self,
