@@ -39,6 +39,8 @@ from diffusion_mp import Graph
 from diffusion_mp.data import RandomPartitionLoader, random_split
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.models import (
+    CertifiedDIFFormer,
+    CertifiedTransformer,
     DIFFormer,
     DiffusionGNN,
     LabelPropagation,
@@ -102,6 +104,24 @@ def gcn(run: Run, channels: int) -> nn.Module:
     )
 
 
+def certified(run: Run, channels: int) -> nn.Module:
+    """Return certified steps on a graph and an attention in O(N) (Theorem T1 of docs/certified.md)."""
+    return CertifiedDIFFormer(channels, run.hidden, 2, run.layers, dropout=run.dropout)
+
+
+def certified_transformer(run: Run, channels: int) -> nn.Module:
+    """Return blocks of two steps with a matrix between neighbours and an MLP (Theorem T11)."""
+    return CertifiedTransformer(
+        channels,
+        run.hidden,
+        2,
+        num_layers=2,
+        num_blocks=run.layers,
+        dropout=run.dropout,
+        layer_norm=True,
+    )
+
+
 def linear(run: Run, channels: int) -> nn.Module:
     """Return logistic regression on the features of a node."""
     return DiffusionGNN(channels, run.hidden, 2, 1, conv="mlp", dropout=0.0)
@@ -117,7 +137,13 @@ def label_propagation(data: Data) -> Tensor:
     return LabelPropagation()(data.y, Graph.from_data(data), mask=data.train_mask)
 
 
-TRAINED = {"difformer-s": difformer, "gcn": gcn, "linear": linear}
+TRAINED = {
+    "difformer-s": difformer,
+    "certified": certified,
+    "certified_transformer": certified_transformer,
+    "gcn": gcn,
+    "linear": linear,
+}
 UNTRAINED = {"constant": constant, "label-propagation": label_propagation}
 
 

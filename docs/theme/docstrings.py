@@ -28,7 +28,7 @@ SHAPE = re.compile(r"^ {4}(?:- )?([^\s:][^:\n]*): ", re.M)
 INTERNAL = {
     "AuxiliaryLoss": "lacks_gradient",
     "Certificate": "of_step refused",
-    "CertifiedBlock": "attention by_head limit measured returned runs_by_rows start states",
+    "CertifiedBlock": "attention by_head limit measured returned start states",
     "CertifiedConv": "attention",
     "Coupling": "both received whole",
     "DiffusionConv": "why_uncertified",

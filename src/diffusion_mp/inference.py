@@ -114,7 +114,7 @@ class Blocks:
         # A replaced module is not looked into; other modules are, part by part. A diffusivity that depends on edges
         # or on the whole graph stays, and computes with all rows at once.
         for name, child in module.named_children():
-            if isinstance(child, TermModule) and not child.by_coupling:
+            if isinstance(child, TermModule) and child.depends_on != "couplings":
                 setattr(module, name, _ByBlocks(child, self))
             elif isinstance(child, (nn.Linear, Linear, nn.LayerNorm)):
                 setattr(module, name, _RowWise(child.to(self.device), self))

@@ -33,7 +33,14 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.parallel import all_merged, contact
-from diffusion_mp.energies import get_constraint
+from diffusion_mp.energies import EnergyTerm, get_constraint
+from diffusion_mp.layers import (
+    CertifiedBlock,
+    Neighbours,
+    RowAttention,
+    TiedMLP,
+    WeightedGraph,
+)
 from diffusion_mp.models import CertifiedTransformer, GatedGCN
 from diffusion_mp.updates import ImplicitEuler
 
@@ -89,6 +96,19 @@ ON_BOTH_WAYS = {
     ),
 }
 MODELS |= ON_BOTH_WAYS
+BLOCKS = {
+    "plain": {},
+    "gated": {"gate": True, "symmetric": False, "mlp_channels": 5},
+    "sym, diagonal": {"graph": "sym", "matrix": "diagonal", "num_layers": 3},
+    "neighbours": {"attention": "neighbours", "heads": 2, "constraint": "ball"},
+    "at rest": {"num_layers": None, "mlp_channels": 0, "constraint": "nonnegative"},
+}
+MODELS |= {
+    f"certified transformer, {name}": lambda options=options: CertifiedTransformer(
+        *SIZES, 2, dropout=0.0, **options
+    )
+    for name, options in BLOCKS.items()
+}
 
 
 def data(dtype):
@@ -267,6 +287,71 @@ def test_a_certified_step_over_ranks(tmp_path):
     on_ranks(certified_as_one_process, 2, tmp_path)
 
 
+class Towards(EnergyTerm):
+    """The squared distance from a number, row by row."""
+
+    depends_on = "rows"
+
+    def __init__(self, number):
+        self.number = number
+
+    def value(self, z, graph):
+        return (z.double() - self.number).square().sum()
+
+    def half_gradient(self, z, graph):
+        return z - self.number
+
+    def bound(self, z, graph):
+        return 0.5 * torch.ones_like(z[:, :, :1])
+
+
+class TowardsMean(Towards):
+    depends_on = "graph"
+
+
+def terms_as_one_process():
+    x, edge_index, weight, *_ = data(torch.float64)
+    features = torch.rand(edge_index.size(1), 3, dtype=torch.float64)
+    features = features.roll(1, 0)
+    distributed.broadcast(features, 0)
+    relations = WeightedGraph(FEATURES, edge_dim=3, gate=True, symmetric=False)
+    block = CertifiedBlock(FEATURES, [relations, TiedMLP(FEATURES, 5), Towards(0.3)], 3)
+    block = node_parallel(block.double())
+    # All edges are in the first rank, or begin there: the others have no edge, or no halo.
+    first = edge_index % (NODES // 4)
+    for edges in (edge_index, first, torch.stack([first[0], edge_index[1]])):
+        graph = ShardedGraph(edges, NODES, weight)
+        here = features[graph.positions]
+        assert torch.equal(edges[1, graph.positions] - graph.rows.start, graph.edges[1])
+        out = block(x[graph.rows], graph, edge_attr=here)
+        expected = block(x, edges, weight, edge_attr=features)
+        assert error(out, expected[graph.rows], expected) < 1e-12
+        block.zero_grad()
+        (out * x[graph.rows]).sum().backward()
+        ours = [parameter.grad.clone() for parameter in block.parameters()]
+        block.zero_grad()
+        # The hooks add up the gradients of all ranks, each of which has all of them here.
+        ((expected * x).sum() / distributed.get_world_size()).backward()
+        for one, parameter in zip(ours, block.parameters(), strict=True):
+            assert error(one, parameter.grad) < 1e-11
+    refused = {
+        "RowAttention": [RowAttention(FEATURES)],
+        "WeightedGraph": [WeightedGraph(FEATURES, hops=2)],
+        "Neighbours": [Neighbours(FEATURES, penalty="sigmoid")],
+        "TowardsMean": [TowardsMean(0.3)],
+    }
+    for name, terms in refused.items():
+        with pytest.raises(NotImplementedError, match=f"{name}.* Use one process"):
+            CertifiedBlock(FEATURES, terms).double()(x[graph.rows], graph)
+    for ask in (block.energies, block.certificate):
+        with pytest.raises(NotImplementedError, match="sum over all nodes"):
+            ask(x[graph.rows], graph, edge_attr=here)
+
+
+def test_terms_over_ranks(tmp_path):
+    on_ranks(terms_as_one_process, 3, tmp_path)
+
+
 def within_a_group():
     group = distributed.new_group([1, 2])
     if distributed.get_rank() == 0:
@@ -406,17 +491,6 @@ def sharded(**options):
     return ShardedGraph(EDGES, 4, **options)
 
 
-def blocks(attention=None):
-    """A network of certified blocks on a graph as one of two ranks has it."""
-    graph = sharded()
-    graph.total_nodes = 8
-    if attention is None:
-        options = {"matrix": "diagonal"}
-    else:
-        options = {"graph": None, "attention": attention}
-    return node_parallel(CertifiedTransformer(3, 4, 2, **options))(X, graph)
-
-
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -466,18 +540,6 @@ def blocks(attention=None):
         (
             lambda: GatedGCN(3, 4, 2)(X, sharded()),
             "can not turn edges around, walk along them",
-        ),
-        (
-            blocks,
-            "WeightedGraph needs all edges of the graph at once, not a HaloCoupling of some rows",
-        ),
-        (
-            lambda: blocks("all"),
-            "RowAttention needs all nodes of the graph, not 4 of 8",
-        ),
-        (
-            lambda: blocks("neighbours"),
-            "RowAttention needs all nodes of the graph, not 4 of 8",
         ),
     ],
 )

@@ -27,6 +27,7 @@ SMALL = [
 
 def test_the_table(pokec, tmp_path, capsys):
     models = ["constant", "linear", "gcn", "label-propagation", "difformer-s"]
+    models += ["certified", "certified_transformer"]
     run = ["--lr=0.01", "--epochs=1", f"--out={tmp_path}", "--model", *models]
     assert pokec.main([*SMALL, *run]) == 0
     printed = capsys.readouterr().out
@@ -42,17 +43,17 @@ def test_the_table(pokec, tmp_path, capsys):
         assert printed.count(f"{stage} ") >= 3
 
 
-def run_of(folder, epochs):
-    return [*SMALL, f"--epochs={epochs}", f"--out={folder}", "--model=difformer-s"]
+def run_of(folder, epochs, model="difformer-s"):
+    return [*SMALL, f"--epochs={epochs}", f"--out={folder}", f"--model={model}"]
 
 
-def saved(folder):
-    return torch.load(folder / "synthetic-difformer-s-seed0.pt", weights_only=True)
+def saved(folder, model="difformer-s"):
+    return torch.load(folder / f"synthetic-{model}-seed0.pt", weights_only=True)
 
 
-def trained(pokec, folder, *options, epochs=2):
-    assert pokec.main([*run_of(folder, epochs), *options]) == 0
-    return saved(folder)
+def trained(pokec, folder, *options, epochs=2, model="difformer-s"):
+    assert pokec.main([*run_of(folder, epochs, model), *options]) == 0
+    return saved(folder, model)
 
 
 def test_every_batch_is_a_place_to_stop(pokec, tmp_path, monkeypatch):
@@ -95,23 +96,25 @@ def test_a_checkpoint_of_other_settings_is_not_continued(pokec, tmp_path):
         trained(pokec, tmp_path, "--lr", "0.5", "--split", "50/25/25")
 
 
-def launched(pokec, folder, epochs):
+def launched(pokec, folder, epochs, model):
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run = [pokec.__file__, "--node-parallel", *run_of(folder, epochs)]
+    run = [pokec.__file__, "--node-parallel", *run_of(folder, epochs, model)]
     result = subprocess.run(
         [sys.executable, *launch, *run], capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("| difformer-s |") == 1
-    return saved(folder)
+    assert result.stdout.count(f"| {model} |") == 1
+    return saved(folder, model)
 
 
 @pytest.mark.exhaustive
-def test_nodes_over_two_processes(pokec, tmp_path):
+@pytest.mark.parametrize("model", ["difformer-s", "certified_transformer"])
+def test_nodes_over_two_processes(pokec, tmp_path, model):
     """Two processes do what one does whose only part is the graph, and go on from their checkpoint."""
-    launched(pokec, tmp_path / "two", epochs=1)
-    two = launched(pokec, tmp_path / "two", epochs=3)
-    one = trained(pokec, tmp_path / "one", "--batch-size", "2000", epochs=3)
+    whole = ["--batch-size", "2000"]
+    launched(pokec, tmp_path / "two", 1, model)
+    two = launched(pokec, tmp_path / "two", 3, model)
+    one = trained(pokec, tmp_path / "one", *whole, epochs=3, model=model)
     assert two["next"] == one["next"] == [3, 0]
     assert two["best"] == pytest.approx(one["best"], abs=0.2)
     for name, weight in one["model"].items():

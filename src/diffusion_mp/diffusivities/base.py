@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.modules import Positive, Resettable
 
 if TYPE_CHECKING:
-    from diffusion_mp.energies import Penalty
+    from diffusion_mp.energies import EnergyTerm, Penalty
 
 #: The part of the state on which an entry s_ij of a coupling depends; see ``Diffusivity.depends_on``.
 Dependence = Literal["nothing", "rows", "edges", "graph", "parts"]
@@ -133,6 +133,14 @@ class GraphPart(Graph):
 
     def share(self, coupling: Coupling) -> Coupling:
         """Return the local rows of the coupling with all nodes, from the coupling among the local rows."""
+        raise NotImplementedError
+
+    def term(self, module: nn.Module, source: Tensor, **inputs: Any) -> Any:
+        """Return the term of an energy of the larger graph that a `TermModule` makes, as a function of local rows."""
+        raise NotImplementedError
+
+    def check_term(self, term: EnergyTerm) -> None:
+        """Raise unless a term can be computed from local rows."""
         raise NotImplementedError
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 
 from diffusion_mp.checks import (
@@ -27,12 +27,19 @@ from diffusion_mp.couplings import (
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
+from diffusion_mp.distributed.terms import HaloTerm
+from diffusion_mp.energies import EnergyTerm
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import as_edge_weight, as_num_nodes, check_edges
 
 CHUNK = (
     1 << 22
 )  # edges that are read at a time, so that a memory-mapped edge_index is never copied
+
+_READS_ALL = (
+    "{} may read rows of the state that other processes have. Use one process, or declare depends_on if every row is "
+    "read on its own, or along the edges."
+)
 
 
 def _refuse(self: Graph, *args: object, **options: object) -> NoReturn:
@@ -49,7 +56,8 @@ class ShardedGraph(GraphPart):
     """The part of a graph that one process has: a range of the nodes, with every edge that ends there.
 
     Rank r has the nodes bounds[r] … bounds[r + 1] − 1, the slice ``rows``. Layers and models run on them unchanged, as
-    ``model(x[graph.rows], graph)``.
+    ``model(x[graph.rows], graph)``. Its edges are ``edge_index[:, graph.positions]``, in this order, and
+    ``edge_attr[graph.positions]`` are their features.
 
     For O(N) couplings the sums over senders (KᵀV, Σk, Σv, the count) are added up over ranks. For couplings over edges,
     a rank fetches the rows that send to it, its *halo*, before the product.
@@ -162,6 +170,15 @@ class ShardedGraph(GraphPart):
             weight(arriving_with_loops),
         )
         self.extended = _Extended(*extended, full_degree=degrees, validate=False)
+        # Every edge of the whole graph is in one of these graphs, so that sums over edges add up over ranks.
+        self.arriving = Graph(
+            local + halo.numel(),
+            numbered(edges),
+            weight(arriving),
+            full_degree=degrees,
+            validate=False,
+        )
+        self.positions = arriving
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " one *shape"]:
         return self.total(x.detach().sum(0, keepdim=True)) / max(self.total_nodes, 1)
@@ -183,6 +200,35 @@ class ShardedGraph(GraphPart):
                 ),
             ]
         )
+
+    def collect(
+        self, x: Float[Tensor, " extended *shape"]
+    ) -> Float[Tensor, " N *shape"]:
+        """Return the rows of this rank, to which the ranks that have them in their halos add theirs.
+
+        It is the transpose of :meth:`exchange`, and once differentiable.
+        """
+        theirs = all_to_all(
+            x[self.num_nodes :], self._num_fetched, self._num_lent, self.group
+        )
+        return x[: self.num_nodes].index_add(0, self._lent, theirs)
+
+    def term(
+        self, module: nn.Module, source: Float[Tensor, "N C"], **inputs: Any
+    ) -> EnergyTerm | None:
+        """Return the term of an energy of the whole graph that a module makes, as a function of this rank's rows."""
+        depends_on = getattr(module, "depends_on", None)
+        if depends_on == "graph":
+            raise NotImplementedError(_READS_ALL.format(type(module).__name__))
+        if depends_on != "edges" or self.edge_index is None:
+            return cast("EnergyTerm | None", module(source, self, **inputs))
+        term = module(self.exchange(source), self.arriving, **inputs)
+        return None if term is None else HaloTerm(term, self)
+
+    def check_term(self, term: EnergyTerm) -> None:
+        """Raise unless a term of an energy can be computed from this rank's rows."""
+        if term.depends_on == "graph":
+            raise NotImplementedError(_READS_ALL.format(repr(term)))
 
     def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
         """Return this rank's rows of a coupling of the whole graph."""

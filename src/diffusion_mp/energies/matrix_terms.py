@@ -174,6 +174,8 @@ class AttentionTerm(RowTerm, SharedTerm):
 
         g_i = Qᵀ(q_i − Σ_j ω_ij k_j) + Kᵀ(c_i k_i − Σ_j ω_ji q_j),  p_i = ‖Q‖² + c_i ‖K‖²
 
+    without the parts of Q at a node that attends to no other one.
+
     They take one product with ω and one with its transpose, for all pairs in O(N²) time and O(N) memory.
 
     Args:
@@ -314,14 +316,18 @@ class AttentionTerm(RowTerm, SharedTerm):
                 k, torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2)
             )
             column = back[:, :, -1:]
-            at_query = q - received
             at_key = column * k - back[:, :, :-1]
+            at_query = q - received
+            rows = q.new_ones(1, 1)
             if self.prior is not None:  # a node without neighbours has no row
-                at_query = attention.degree().unsqueeze(2) * q - received
+                degree = attention.degree()
+                at_query = degree.unsqueeze(2) * q - received
+                rows = (degree > 0).to(q)
             half = torch.einsum("hdc,nhd->nc", self.query.to(z.dtype), at_query)
             half = half + torch.einsum("hdc,nhd->nc", self.key.to(z.dtype), at_key)
             by_query, by_key = (norm.to(z.dtype).square() for norm in self.norms)
-            bound = (by_query + column.squeeze(2) * by_key).sum(1)[:, None, None]
+            bound = rows * by_query + column.squeeze(2) * by_key
+            bound = bound.sum(1)[:, None, None]
             return Majorant(half.unsqueeze(1), bound if convex else 2 * bound)
 
 

@@ -94,8 +94,9 @@ class EnergyTerm(ABC):
     Attributes:
         quadratic: whether V is a convex quadratic, whose half gradient is affine. ``False`` by default.
         depends_on: what else than z_i the row i of the half gradient and of the bound reads. ``"rows"``: nothing, so
-            that V is a sum over rows. ``"couplings"``: products with couplings. ``"graph"``, the default: anything.
-            `full_graph_inference` computes a term of ``"rows"`` block by block.
+            that V is a sum over rows. ``"couplings"``: products with couplings. ``"edges"``: the other ends of edges.
+            ``"graph"``, the default: anything. `full_graph_inference` computes a term of ``"rows"`` block by block, and
+            a `ShardedGraph` refuses a term of ``"graph"``.
 
     Examples:
         >>> class Magnet(EnergyTerm):  # ‖z − 1‖²
@@ -110,7 +111,7 @@ class EnergyTerm(ABC):
     """
 
     quadratic: bool = False
-    depends_on: Literal["rows", "couplings", "graph"] = "graph"
+    depends_on: Literal["rows", "couplings", "edges", "graph"] = "graph"
     #: NumPy arrays leave the arithmetic to this class. Otherwise they would make an array of terms.
     __array_ufunc__ = None
 

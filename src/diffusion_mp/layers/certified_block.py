@@ -17,7 +17,7 @@ from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
 from diffusion_mp.diffusivities.all_pair import PenaltyDiffusivity
-from diffusion_mp.diffusivities.base import check_heads_divide
+from diffusion_mp.diffusivities.base import GraphPart, check_heads_divide
 from diffusion_mp.energies import (
     Ball,
     Certificate,
@@ -87,9 +87,10 @@ class TermModule(Resettable):
 
     #: Names of the inputs of the block's call that :meth:`forward` reads: ``edge_attr``, ``beside``, or both.
     reads: tuple[str, ...] = ()
-    #: Whether the term is the pull of a coupling of a `Diffusivity`. Such a coupling takes heads, and some of its rows
-    #: can be computed at a time. Terms with matrices read all channels of a node.
-    by_coupling = False
+    #: What determines a row of the term's half gradient. ``"rows"``: the same row of the state. ``"couplings"``: the
+    #: coupling of a `Diffusivity`, which takes heads. ``"edges"``: the term is a sum over the edges of the graph, or
+    #: over the nodes at which they arrive. ``"graph"``, the default: anything, so the term needs all rows at once.
+    depends_on: Literal["rows", "couplings", "edges", "graph"] = "graph"
 
     def __init__(self, channels: Count, weight: PositiveNumber) -> None:
         super().__init__()
@@ -143,7 +144,7 @@ class Pairs(TermModule):
         True
     """
 
-    by_coupling = True
+    depends_on = "couplings"
 
     def __init__(
         self,
@@ -225,7 +226,6 @@ class Neighbours(TermModule):
     """
 
     reads = ("beside",)
-    by_coupling = True
 
     def __init__(
         self,
@@ -241,8 +241,9 @@ class Neighbours(TermModule):
         self.penalty = None
         if penalty is not None:
             self.penalty = _penalty_within(penalty, self.constraint, channels)
-            # δ is taken edge by edge, and a block of rows has none.
-            self.by_coupling = False
+        else:
+            # With δ, the differences of all edges are needed.
+            self.depends_on = "couplings"
         kinds = (bool, Diffusivity)
         checks.check_kind(
             diffusivity, "diffusivity", kinds, "a Diffusivity, True or False"
@@ -330,6 +331,8 @@ class WeightedGraph(TermModule):
         self.symmetric = symmetric
         self.hops = hops
         self.edge_dim = edge_dim
+        # A longer walk is no edge of the graph.
+        self.depends_on = "edges" if hops == 1 else "graph"
         if edge_dim is not None:
             self.reads = ("edge_attr",)
         # The energy reads an edge both ways. In-degrees alone would leave out edges from a node that only sends.
@@ -383,13 +386,7 @@ class WeightedGraph(TermModule):
         graph: Graph,
         edge_attr: Tensor | None = None,
     ) -> EnergyTerm:
-        coupling = self.adjacency(source, graph)
-        # A rank holds some of the edges, and the norm of the term depends on all edges.
-        if not isinstance(coupling, SparseCoupling):
-            kind = type(coupling).__name__
-            raise NotImplementedError(
-                f"WeightedGraph needs all edges of the graph at once, not a {kind} of some rows. Call the model itself."
-            )
+        coupling = cast("SparseCoupling", self.adjacency(source, graph))
         if self.edge_dim is not None:
             if edge_attr is None:
                 raise ValueError(
@@ -459,6 +456,7 @@ class RowAttention(TermModule):
         check_heads_divide(channels, heads)
         self.heads = heads
         self.neighbours = neighbours
+        self.depends_on = "edges" if neighbours else "graph"
         self.gamma = Positive(gamma)
         shape = (heads, channels // heads, channels)
         self.query = nn.Parameter(torch.empty(shape))
@@ -469,12 +467,6 @@ class RowAttention(TermModule):
         self.draw_uniform(self.query, self.key)
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
-        # The log-sums of a row are over all nodes, and their bound too.
-        if graph.num_nodes != graph.total_nodes:
-            raise NotImplementedError(
-                f"RowAttention needs all nodes of the graph, not {graph.num_nodes} of {graph.total_nodes}. Use one "
-                f"process."
-            )
         # The norms of all matrices are estimated in one batch, at the cost of one matrix.
         both = contracting(torch.cat([self.query, self.key]), norm_bounds)
         query, key = both.chunk(2)
@@ -512,6 +504,8 @@ class TiedMLP(TermModule):
         True
     """
 
+    depends_on = "rows"
+
     def __init__(
         self,
         channels: int,
@@ -529,6 +523,14 @@ class TiedMLP(TermModule):
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
         term = MLPTerm(self.linear.weight, self.linear.bias, self.activation)
         return ScaledTerm(self.weight(), term, _checked=True)
+
+
+def _refuse_part(graph: Graph) -> None:
+    if isinstance(graph, GraphPart):
+        raise NotImplementedError(
+            f"an energy is a sum over all nodes, and a {type(graph).__name__} has {graph.num_nodes} of "
+            f"{graph.total_nodes}. Take energies and certificates in one process: the state dict is the same."
+        )
 
 
 class BlockStep(nn.Module):
@@ -615,7 +617,8 @@ class CertifiedBlock(GraphLayer):
                     f"every one of terms must have {channels} channels, as the block; got {term!r}."
                 )
             # A matrix of all channels would mix what heads keep apart.
-            if heads > 1 and isinstance(term, TermModule) and not term.by_coupling:
+            cut = isinstance(term, TermModule) and term.depends_on != "couplings"
+            if heads > 1 and cut:
                 raise ValueError(
                     f"heads must be 1 beside a term that reads all channels of a node; got heads={heads} and {term!r}. "
                     "Give heads to the term if it has them, as RowAttention."
@@ -824,10 +827,16 @@ class CertifiedBlock(GraphLayer):
                     continue
                 names = getattr(module, "reads", USUALLY_READ)
                 read = {name: inputs.get(name) for name in names}
-                term = module(source, graph, **read)
+                if isinstance(graph, GraphPart):
+                    term = graph.term(module, source, **read)
+                else:
+                    term = module(source, graph, **read)
                 if term is not None:
                     terms.append(term)
         terms += self.fixed
+        if isinstance(graph, GraphPart):
+            for term in terms:
+                graph.check_term(term)
         source_term = SourceTerm(self.by_head(source), _checked=True)
         terms.append(ScaledTerm(self.beta(), source_term, _checked=True))
         return Energy(terms, self.update.constraint, graph=graph, _checked=True)
@@ -869,6 +878,7 @@ class CertifiedBlock(GraphLayer):
         self, x: Tensor, graph: Graph, by_graph: bool, **inputs: Any
     ) -> tuple[Float[Tensor, "*states"], Float[Tensor, "N C"]]:
         """Return F of Z⁰ and after every step (or F of every graph), and the last state."""
+        _refuse_part(graph)
         states = list(self.states(x, graph, **inputs))
         energy = self._energy_of(x, graph, **inputs)
         value: Callable[[Tensor], Tensor] = energy
@@ -906,6 +916,7 @@ class CertifiedBlock(GraphLayer):
         if broken is not None:
             return Certificate.refused(STEPS, math.nan, broken)
         graph = self._graph(x, edge_index, edge_weight, batch, inputs)
+        _refuse_part(graph)
         energy = self._energy_of(x, graph, **inputs)
         start = self.start(x)
         certificate = certify_step(
