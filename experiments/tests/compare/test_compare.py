@@ -15,6 +15,7 @@ from diffusion_mp.models import DiffusionGNN
 from diffusion_mp_experiments.compare import Comparison, compare
 from diffusion_mp_experiments.compare.comparison import table_folder, table_of
 from diffusion_mp_experiments.compare.problem import Problem
+from diffusion_mp_experiments.compare.report import hurried
 from diffusion_mp_experiments.reproduce.harness import searches
 from diffusion_mp_experiments.reproduce.table import load_table
 from diffusion_mp_experiments.reproduce.training import train
@@ -154,6 +155,15 @@ def test_a_comparison_goes_on_with_its_plan(folder: Path) -> None:
     report = (folder / "report.md").read_text("utf-8")
     # As after a kill: the last runs are missing, and one line is not complete.
     kept = "\n".join(before[:-3]) + "\n" + before[-3][:40]
+    (folder / "runs.jsonl").write_text(kept)
+    # A report of what there is needs neither the last runs nor all settings.
+    trials = [line for line in before if '"tuning": true' in line]
+    (folder / "runs.jsonl").write_text(
+        "\n".join(line for line in before if line != trials[-1])
+    )
+    shorter = Comparison.load(folder)
+    assert shorter.hurried_searches
+    assert "before all settings were tried" in hurried(shorter)
     (folder / "runs.jsonl").write_text(kept)
     problem = Problem.load(folder / "problem.npz")
     compare(problem, 2, out=folder, jobs=1, only=ROWS)

@@ -35,7 +35,7 @@ from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.compare.report import report
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.packaged import configs_folder
-from diffusion_mp_experiments.reproduce.harness import Harness, searches
+from diffusion_mp_experiments.reproduce.harness import Harness, Search, searches
 from diffusion_mp_experiments.reproduce.report import Line, lines
 from diffusion_mp_experiments.reproduce.table import (
     Config,
@@ -248,8 +248,15 @@ class _Work:
             planned = self.plan(start + _TIMING * seconds, end)
             planned.save(path)
         table = planned.applied(self.table)
-        train_each = self.workers.until(end)
-        Harness(table, self.folder, train_each=train_each).make(table.rows)
+        # However long the search takes, all rows are then trained for their test scores.
+        now = time.monotonic()
+        searched = now + search_share(table) * (end - now)
+        Harness(
+            table,
+            self.folder,
+            train_each=self.workers.until(end),
+            search_each=self.workers.until(searched),
+        ).make(table.rows)
         result = Comparison(self.problem, table, self.folder, planned)
         # A moment is left for the pictures.
         result.keep(start + _KEPT * seconds)
@@ -290,6 +297,15 @@ class _Work:
         )
         planned = plan(table, costs, self.workers.jobs * left, most)
         return replace(planned, left_out={**reasons, **planned.left_out})
+
+
+def search_share(table: Table) -> float:
+    """Return the share of the trainings of a table that choose settings."""
+    trials = 0
+    for row in table.rows:
+        for search in searches(table, row):
+            trials += len(search.settings) * len(search.splits)
+    return trials / (trials + len(table.rows) * table.splits)
 
 
 def table_splits(problem: Problem) -> int:
@@ -338,8 +354,11 @@ class Comparison:
     def __post_init__(self) -> None:
         sign = self.table.metric.sign
         self._harness = Harness(self.table, self.folder)
+        # What the time has ended is not lost: fewer settings or splits are better than none.
         self.records = [
-            record for row in self.table.rows for record in self._harness.results(row)
+            record
+            for row in self.table.rows
+            for record in self._harness.results(row, partly=True)
         ]
         found = lines(self.table, self.records)
         self.lines = sorted(found, key=lambda line: -sign * line.validation)
@@ -392,6 +411,20 @@ class Comparison:
             if epochs and statistics.median(epochs) > 0.9 * self.table.epochs:
                 found.append(line.title)
         return found
+
+    @property
+    def hurried_searches(self) -> list[str]:
+        """Titles of the rows whose search was ended by the time."""
+
+        def ended(search: Search) -> bool:
+            # Of a single setting no score is needed.
+            return len(self._harness.values(search)) < len(search.settings) > 1
+
+        return [
+            row.title
+            for row in self.table.rows
+            if any(map(ended, searches(self.table, row)))
+        ]
 
     @property
     def rows(self) -> list[Row]:

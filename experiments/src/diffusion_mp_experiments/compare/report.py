@@ -21,6 +21,7 @@ def report(comparison: Comparison) -> str:
         scores(comparison),
         *[f"- {sentence}" for sentence in findings.warnings(comparison.problem, table)],
         improving(comparison),
+        hurried(comparison),
         how(comparison),
         left_out(comparison),
         *pictures(comparison),
@@ -100,6 +101,13 @@ def improving(comparison: Comparison) -> str:
         return ""
     titles = ", ".join(comparison.improving)
     return f"- Still improving at the last epoch: {titles}. With more minutes these may come out better."
+
+
+def hurried(comparison: Comparison) -> str:
+    titles = ", ".join(comparison.hurried_searches)
+    if not titles:
+        return ""
+    return f"- The time was over before all settings were tried: {titles}. The same command with more minutes goes on."
 
 
 def left_out(comparison: Comparison) -> str:

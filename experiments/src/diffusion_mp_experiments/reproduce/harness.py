@@ -168,6 +168,7 @@ class Harness:
         save: a folder for models, see `reproduce`.
         device: where networks train.
         train_each: trains runs as `each` does, by default in as many processes as `make` is told.
+        search_each: the same for the trials of searches, which may end earlier. By default `train_each`.
     """
 
     def __init__(
@@ -177,12 +178,14 @@ class Harness:
         save: Path | None = None,
         device: str = "cpu",
         train_each: Runner | None = None,
+        search_each: Runner | None = None,
     ) -> None:
         self.table = table
         self.out = out
         self.save = save
         self.device = device
         self.train_each = train_each
+        self.search_each = search_each or train_each
         self.records = Records(
             out / "runs.jsonl", "row config split seed tuning validation seconds"
         )
@@ -190,6 +193,7 @@ class Harness:
         self.done = {key(record): record for record in self.records.lines}
 
     def make(self, rows: Sequence[Row], jobs: int = 1) -> list[Record]:
+        in_processes = partial(each, jobs=jobs)
         trials = [
             trial
             for row in rows
@@ -201,11 +205,12 @@ class Harness:
         # Which settings will be reported is not known yet, but how many runs there will be.
         total = len(trials) + len(rows) * self.table.splits * self.table.seeds
         with tqdm(total=total, unit="run", desc=self.table.name, smoothing=0) as bar:
-            self.run([planned for _, planned in trials], jobs, bar)
+            searched = [planned for _, planned in trials]
+            self.run(searched, self.search_each or in_processes, bar)
             reported = [planned for row in rows for planned in self.reported(row)]
             # By split and then by row, for the same reason.
             reported.sort(key=lambda planned: planned[0]["split"])
-            self.run(reported, jobs, bar)
+            self.run(reported, self.train_each or in_processes, bar)
         return self.write()
 
     def write(self) -> list[Record]:
@@ -244,7 +249,9 @@ class Harness:
         run = {"split": split, "seed": seed, "tuning": tuning, "settings": settings}
         return record | run, config
 
-    def run(self, runs: Sequence[Planned], jobs: int, bar: "tqdm[Any]") -> None:
+    def run(
+        self, runs: Sequence[Planned], train_each: Runner, bar: "tqdm[Any]"
+    ) -> None:
         metric = self.table.metric.name
         # Trials that have drawn the same settings are one run.
         left = {
@@ -256,8 +263,7 @@ class Harness:
         bar.n += len(runs) - len(left)
         bar.initial += len(runs) - len(left)
         bar.refresh()
-        trained = self.train_each or partial(each, jobs=jobs)
-        for (planned, *_), result in trained(_train, list(left.values())):
+        for (planned, *_), result in train_each(_train, list(left.values())):
             record = planned | result
             # Otherwise it was trained again only for its model.
             if key(record) not in self.done:
