@@ -257,7 +257,13 @@ def full_graph_inference(d: Draw) -> None:
     d.sizes = None
     right = [
         f"mp.{name}({d.channels}, 4, 3)"
-        for name in ("DIFFormer", "SGFormer", "NodeFormer", "DiffusionGNN")
+        for name in (
+            "DIFFormer",
+            "SGFormer",
+            "NodeFormer",
+            "DiffusionGNN",
+            "CertifiedTransformer",
+        )
     ]
     passed = edges(d)
     passed.pop("batch")
@@ -265,6 +271,7 @@ def full_graph_inference(d: Draw) -> None:
     special = {
         "model": options(d, *right, wrong=NOT_A_MODULE),
         "x": features,
+        "edge_attr": never([]),  # which these models do not read
         "progress": Arg("False"),
     }
     construct(d, "out", **passed, **special)
