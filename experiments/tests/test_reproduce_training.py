@@ -174,6 +174,13 @@ def test_the_weights_are_those_of_the_best_epoch(
     assert module.model.epoch == best
 
 
+def test_the_time_ends_a_training_after_an_epoch():
+    data = KNNDataModule(**DIGITS["init_args"])
+    module = NodeClassifier(Scripted(data.data.y))
+    result = training._fit(module, data, LastLogged(module), 30, 4, end=0.0)
+    assert (result["epochs"], result["ended"]) == (1, "time")
+
+
 @pytest.mark.parametrize(
     ("model", "tuning", "ended"),
     [

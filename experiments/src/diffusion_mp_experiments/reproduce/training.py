@@ -228,7 +228,7 @@ def _fit(
     logged: LastLogged,
     epochs: int,
     patience: int,
-    end: float,
+    end: float = math.inf,
 ) -> Config:
     """Train until val_score has not risen for `patience` epochs, and load the weights of the first best epoch.
 
