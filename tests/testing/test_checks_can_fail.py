@@ -139,6 +139,32 @@ def test_checks_take_gradients_wherever_they_are_called(switch: Any) -> None:
         check_energy_term(SourceTerm(torch.ones(6, 4)), torch.ones(6, 1, 4), Graph(6))
 
 
+class Uncut(SourceTerm):
+    """Keeps the source of all rows when some are asked for."""
+
+    def block(self, rows: slice) -> SourceTerm:
+        return SourceTerm(self.source[: rows.stop - rows.start])
+
+
+class Centred(SourceTerm):
+    """Reads the mean of all rows, and declares the contrary."""
+
+    def value(self, z: Any, graph: Graph) -> Any:
+        return super().value(z - z.mean(0), graph)
+
+    def half_gradient(self, z: Any, graph: Graph) -> Any:
+        half = super().half_gradient(z - z.mean(0), graph)
+        return half - half.mean(0)
+
+
+@pytest.mark.parametrize("kind", [Uncut, Centred])
+def test_a_term_that_is_no_sum_over_rows_is_found(kind: type[SourceTerm]) -> None:
+    x = torch.randn(7, 4, dtype=torch.float64)
+    check_energy_term(SourceTerm(x), 2 * x.unsqueeze(1), Graph(7))
+    with pytest.raises(AssertionError, match=r'declares depends_on = "rows", but'):
+        check_energy_term(kind(x), 2 * x.unsqueeze(1), Graph(7))
+
+
 def test_a_term_of_a_module_is_checked_without_gradients() -> None:
     graph = Graph(6, torch.arange(12).view(2, 6) % 6)
     x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)

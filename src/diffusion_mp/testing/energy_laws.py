@@ -45,6 +45,8 @@ def check_energy_term(
     with z contracted and spread about the mean of each graph, by factors from 10⁻³ to 10³, in double precision. The
     check is a search for a counterexample and proves nothing.
 
+    A term that declares ``depends_on = "rows"`` must be the sum of its terms of some rows each, ``term.block(rows)``.
+
     Args:
         term: the term. Its parameters keep the gradients that they have.
         z: a state [N, H, D] to check the term at.
@@ -54,7 +56,7 @@ def check_energy_term(
         seed: seed of the states at which the ascent begins; with the default 0 every run searches alike.
 
     Raises:
-        AssertionError: the half gradient or the bound is wrong. The message is a sentence.
+        AssertionError: the half gradient or the bound is wrong, or a declaration. The message is a sentence.
 
     Examples:
         >>> check_energy_term(SourceTerm(x), x.unsqueeze(1), graph)
@@ -64,6 +66,8 @@ def check_energy_term(
     z = z.detach().double()
     _check_gradient(term, z, graph)
     _check_derivative(term, z, graph, seed)
+    if term.depends_on == "rows":
+        _check_rows(term, z, graph)
     moves = _adversarial_moves(term, z, graph, starts, ascent, seed)
     if (flaw := term_flaw(term, z, graph, moves)) is not None:
         raise AssertionError(flaw)
@@ -122,6 +126,39 @@ def _check_derivative(term: EnergyTerm, z: HeadState, graph: Graph, seed: int) -
             f"in a direction is {found:.3g} by autograd, {expected:.3g} by finite differences; look for detach() and "
             f"for functions without a gradient."
         )
+
+
+def _check_rows(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
+    """Raise unless the term is a sum over rows: of the first third of the rows, and of the others."""
+    cut = len(z) // 3
+    parts = (slice(0, cut), slice(cut, len(z)))
+    bound = term.bound(z, graph).expand(*z.shape[:2], 1)
+    expected = {
+        "value": term.value(z, graph),
+        "half_gradient": term.half_gradient(z, graph),
+        "bound": bound,
+    }
+    total = torch.zeros_like(expected["value"])
+    halves = []
+    bounds = []
+    for rows in parts:
+        part = z[rows]
+        alone = Graph(len(part))
+        block = term.block(rows)
+        total = total + block.value(part, alone)
+        halves.append(block.half_gradient(part, alone))
+        bounds.append(block.bound(part, alone).expand(*part.shape[:2], 1))
+    found = {
+        "value": total,
+        "half_gradient": torch.cat(halves),
+        "bound": torch.cat(bounds),
+    }
+    for name, tensor in found.items():
+        if not torch.allclose(tensor, expected[name], rtol=1e-9, atol=1e-12):
+            raise AssertionError(
+                f'{term!r} declares depends_on = "rows", but the {name} of term.block(rows) is not its {name} at '
+                f"these rows. Declare another dependence, or cut in block() what the term holds for every row."
+            )
 
 
 def _adversarial_moves(
