@@ -157,7 +157,9 @@ class ShardedGraph(GraphPart):
             return edge_weight[edge].to(device)
 
         # Checked above, on all ranks.
-        super().__init__(local, numbered(edges), weight(arriving), validate=False)
+        here = numbered(edges)
+        weights_here = weight(arriving)
+        super().__init__(local, here, weights_here, validate=False)
         self.total_nodes = num_nodes
         self._plan_exchange(halo.to(device))
         # Rows of the halo have no other edges here, so their degrees come from
@@ -173,8 +175,8 @@ class ShardedGraph(GraphPart):
         # Every edge of the whole graph is in one of these graphs, so that sums over edges add up over ranks.
         self.arriving = Graph(
             local + halo.numel(),
-            numbered(edges),
-            weight(arriving),
+            here,
+            weights_here,
             full_degree=degrees,
             validate=False,
         )

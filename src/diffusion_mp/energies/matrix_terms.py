@@ -241,15 +241,21 @@ class AttentionTerm(RowTerm, SharedTerm):
         return q - centre, k - centre
 
     def _logits(self, q: Tensor, k: Tensor, graph: Graph) -> Tensor:
-        if not trained(q):
-            (q, k), _ = accumulating(q, k)
+        if trained(q):
+            # The gradients of these are sums along compressed rows.
+            receivers = at_rows(graph.csr, q.flatten(1))
+            senders = at_rows(graph.csc, k.flatten(1))
+            away = (receivers - senders).unflatten(1, q.shape[1:])
+            squares = away.square().sum(2)
+        else:
+            (wide_q, wide_k), _ = accumulating(q, k)
 
-            def squares(edges: Tensor) -> Tensor:
-                return (q[edges[1]] - k[edges[0]]).square().sum(2)
+            def distances(edges: Tensor) -> Tensor:
+                source, target = edges
+                return (wide_q[target] - wide_k[source]).square().sum(2)
 
-            return -self.gamma / 2 * by_edges(squares, graph.edges)
-        away = at_rows(graph.csr, q.flatten(1)) - at_rows(graph.csc, k.flatten(1))
-        return -self.gamma / 2 * away.unflatten(1, q.shape[1:]).square().sum(2)
+            squares = by_edges(distances, graph.edges)
+        return -self.gamma / 2 * squares
 
     def _attention(self, q: Tensor, k: Tensor, graph: Graph) -> Coupling:
         if self.prior is not None:

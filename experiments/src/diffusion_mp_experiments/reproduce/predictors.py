@@ -15,9 +15,7 @@ from diffusion_mp.data.knn import Metric
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import LabelPropagation
-from diffusion_mp_experiments.train.batch_modules import (
-    SnapshotDataModule,
-)
+from diffusion_mp_experiments.train.batch_modules import SnapshotDataModule
 from diffusion_mp_experiments.train.datamodules import (
     FullGraphDataModule,
     SplitDataModule,

@@ -41,15 +41,13 @@ def each(
 @contextmanager
 def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Start processes of one thread each, which ignore signals of the keyboard and end with this process."""
-    # A fork would copy locks that other threads hold.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _initialise) as pool:
+    with _pool(jobs) as pool:
         try:
             yield pool
         except (
             BaseException
         ):  # also a signal; files that the others write are complete or absent
-            for child in active_children():
-                child.kill()
+            _kill_children()
             raise
 
 
@@ -99,15 +97,23 @@ class Workers:
         return run
 
     def _start(self) -> None:
-        # A fork would copy locks that other threads hold.
-        self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), _initialise)
+        self._pool = _pool(self.jobs)
         for _ in range(self.jobs):
             self._pool.submit(os.getpid)
 
     def _end(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for child in active_children():
-            child.kill()
+        _kill_children()
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    # A fork would copy locks that other threads hold.
+    return ProcessPoolExecutor(jobs, get_context("spawn"), _initialise)
+
+
+def _kill_children() -> None:
+    for child in active_children():
+        child.kill()
 
 
 def _initialise() -> None:
