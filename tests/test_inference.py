@@ -128,6 +128,11 @@ test_what_has_no_blocks = refuses(
         ValueError,
         "takes one large graph; got a batch of 2",
     ),
+    (
+        lambda: infer(difformer(), randn(4, FEATURES), method="energies"),
+        ValueError,
+        "method must be 'forward' for a model that is not certified; got 'energies'",
+    ),
 )
 
 
@@ -155,6 +160,12 @@ def test_steps_of_certified_blocks(options, monkeypatch) -> None:
     for block_size in (10, 1000):
         got = infer(model, x, edge_index, weight, block_size=block_size, **features)
         close(got, expected.detach(), "rearranged")
+    arguments = (x, edge_index, weight)
+    by_blocks = partial(infer, model, *arguments, block_size=10, **features)
+    energies = by_blocks(method="energies")
+    close(energies, model.energies(*arguments, **features), "rearranged")
+    certificate = by_blocks(method="certificate")
+    assert str(certificate) == str(model.certificate(*arguments, **features))
 
 
 class Pull(EnergyTerm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any, NoReturn, cast
+from typing import Any, Literal, NoReturn, cast
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
-from diffusion_mp.checks import as_device, check_counts, check_flags, check_kind
+from diffusion_mp.checks import (
+    as_device,
+    check_choice,
+    check_counts,
+    check_flags,
+    check_kind,
+)
 from diffusion_mp.couplings import Coupling, PooledCoupling, merged
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Constraint, EnergyTerm, Penalty
@@ -35,7 +41,8 @@ def full_graph_inference(
     block_size: int = 1 << 14,
     device: torch.device | str | None = None,
     progress: bool = False,
-) -> Tensor:
+    method: Literal["forward", "energies", "certificate"] = "forward",
+) -> Any:
     r"""Return ``model(x, edge_index, edge_weight)`` in evaluation mode, in bounded memory and on any device.
 
     The product S v of an O(N) coupling needs only sums over the senders (KᵀV, Σk, Σv and their count). One pass over
@@ -54,6 +61,7 @@ def full_graph_inference(
         block_size: Number of rows computed at a time.
         device: Device on which blocks are computed; by default the device of ``x``.
         progress: Show a progress bar (see `show_progress`).
+        method: What to return instead of the output: ``"energies"`` or ``"certificate"`` of a certified model.
 
     Shapes:
         x: [N, in_channels].
@@ -61,6 +69,9 @@ def full_graph_inference(
         edge_weight: [E].
         edge_attr: [E, edge_dim].
         output: The shape of ``model(x, edge_index, edge_weight)``.
+
+    Raises:
+        ValueError: ``x`` is a batch of several graphs, or the model has no such method.
 
     Examples:
         >>> model = DIFFormer(4, 16, 3).eval()
@@ -76,6 +87,12 @@ def full_graph_inference(
     )
     check_counts(block_size=block_size)
     check_flags(progress=progress)
+    check_choice(method, "method", ["forward", "energies", "certificate"])
+    if not hasattr(model, method):
+        raise ValueError(
+            f"method must be 'forward' for a model that is not certified; got {method!r}, which {type(model).__name__} "
+            f"lacks. CertifiedDIFFormer and CertifiedTransformer have it."
+        )
     graph = Graph.coerce(x, edge_index, edge_weight)
     if not graph.is_single:
         raise ValueError(
@@ -97,7 +114,9 @@ def full_graph_inference(
         )
         total = passes * -(-x.size(0) // block_size)
         with progress_bar("inference", "block", total) as blocks.bar:
-            return runner(x, graph, **inputs)
+            # Not ``runner.forward``, which would skip the hooks of the model.
+            compute = runner if method == "forward" else getattr(runner, method)
+            return compute(x, graph, **inputs)
 
 
 class Blocks:
@@ -200,28 +219,34 @@ class BlockwiseTerm(EnergyTerm):
             some = z[rows]
             yield rows, function(self.term.block(rows), some, Graph(len(some)))
 
+    def _joined(
+        self,
+        z: HeadState,
+        channels: int,
+        function: Callable[[EnergyTerm, HeadState, Graph], Tensor],
+    ) -> Tensor:
+        out = z.new_empty(*z.shape[:2], channels)
+        for rows, part in self._each(z, function):
+            out[rows] = part
+        return out
+
     def value(self, z: HeadState, graph: Graph) -> Scalar:
         values = self._each(z, lambda term, some, graph: term.value(some, graph))
         return torch.stack([value for _, value in values]).sum()
 
     def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
-        out = torch.empty_like(z)
-        for rows, part in self._each(
-            z, lambda term, some, graph: term.half_gradient(some, graph)
-        ):
-            out[rows] = part
-        return out
+        return self._joined(
+            z, z.size(2), lambda term, some, graph: term.half_gradient(some, graph)
+        )
 
     def bound(self, z: HeadState, graph: Graph) -> Bound:
-        out = z.new_empty(*z.shape[:2], 1)
-        for rows, part in self._each(
-            z, lambda term, some, graph: term.bound(some, graph)
-        ):
-            out[rows] = part
-        return out
+        return self._joined(z, 1, lambda term, some, graph: term.bound(some, graph))
 
     def flaw(self, constraint: Constraint) -> str | None:
         return self.term.flaw(constraint)
+
+    def __repr__(self) -> str:
+        return repr(self.term)
 
 
 class _Blockwise(Diffusivity):

@@ -28,7 +28,10 @@ from diffusion_mp import (
 from diffusion_mp.couplings import Sums
 from diffusion_mp.diagnostics import posterior_variance
 from diffusion_mp.diffusivities import (
+    GaussianDiffusivity,
     Positive,
+    SigmoidDiffusivity,
+    SparseFlowDiffusivity,
     UniformDiffusivity,
 )
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
@@ -37,7 +40,6 @@ from diffusion_mp.energies import EnergyTerm, get_constraint
 from diffusion_mp.layers import (
     CertifiedBlock,
     Neighbours,
-    RowAttention,
     TiedMLP,
     WeightedGraph,
 )
@@ -63,6 +65,10 @@ MODELS = {
     ),
     "NodeFormer": lambda: NodeFormer(
         *SIZES, heads=2, num_features=5, num_samples=3, hops=2
+    ),
+    "DIFFormer-a": lambda: DIFFormer(*SIZES, kernel="sigmoid", heads=2),
+    "softmax": lambda: DIFFormer(
+        *SIZES, kernel="softmax", projection="separate", transform=True
     ),
     **{
         name: lambda name=name: DiffusionGNN(*SIZES, conv=name, dropout=0.0)
@@ -94,6 +100,9 @@ ON_BOTH_WAYS = {
         mu=1.0,
         graph=AdjacencyDiffusivity("sym"),
     ),
+    "certified, gaussian": lambda: CertifiedDIFFormer(
+        *SIZES, 2, penalty="gaussian", lam=0.1, graph=AdjacencyDiffusivity("sym")
+    ),
 }
 MODELS |= ON_BOTH_WAYS
 BLOCKS = {
@@ -101,6 +110,7 @@ BLOCKS = {
     "gated": {"gate": True, "symmetric": False, "mlp_channels": 5},
     "sym, diagonal": {"graph": "sym", "matrix": "diagonal", "num_layers": 3},
     "neighbours": {"attention": "neighbours", "heads": 2, "constraint": "ball"},
+    "all pairs": {"attention": "all", "heads": 2},
     "at rest": {"num_layers": None, "mlp_channels": 0, "constraint": "nonnegative"},
 }
 MODELS |= {
@@ -335,7 +345,6 @@ def terms_as_one_process():
         for one, parameter in zip(ours, block.parameters(), strict=True):
             assert error(one, parameter.grad) < 1e-11
     refused = {
-        "RowAttention": [RowAttention(FEATURES)],
         "WeightedGraph": [WeightedGraph(FEATURES, hops=2)],
         "Neighbours": [Neighbours(FEATURES, penalty="sigmoid")],
         "TowardsMean": [TowardsMean(0.3)],
@@ -350,6 +359,58 @@ def terms_as_one_process():
 
 def test_terms_over_ranks(tmp_path):
     on_ranks(terms_as_one_process, 3, tmp_path)
+
+
+def attention_on_uneven_parts():
+    nodes = NODES + 1
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(nodes, 6, generator=generator, dtype=torch.float64)
+    v = torch.rand(nodes, 2, 2, generator=generator, dtype=torch.float64)
+    graph = ShardedGraph(None, nodes)
+    for attention in (
+        SigmoidDiffusivity(6, heads=2),
+        GaussianDiffusivity(projection=None, heads=2, row_stochastic=False),
+    ):
+        attention = attention.double()
+        distributed.broadcast(next(iter(attention.parameters()), v).detach(), 0)
+        results = []
+        for rows, part in ((graph.rows, graph), (slice(None), Graph(nodes))):
+            state = x[rows].clone().requires_grad_()
+            coupling = attention(state, part)
+            values = v[rows].clone().requires_grad_()
+            received, returned = coupling.both(values, values)
+            assert error(received, coupling @ values) < 1e-12
+            assert error(returned, coupling.T @ values) < 1e-12
+            loss = (received * values).sum() + returned.square().sum()
+            results.append(
+                (received, returned, *torch.autograd.grad(loss, [state, values]))
+            )
+        for ours, theirs in zip(*results, strict=True):
+            assert error(ours, theirs[graph.rows], theirs) < 1e-12
+
+
+def test_all_pairs_of_parts_of_different_size(tmp_path):
+    on_ranks(attention_on_uneven_parts, 3, tmp_path)
+
+
+def far_rows_on_one_rank():
+    """Only the rows of the last rank are so far apart that distances need double precision."""
+    x = torch.randn(NODES, 3, generator=torch.Generator().manual_seed(0))
+    # Their mean is zero, so that the rows of the first rank stay near the centre.
+    far = 1e4 * x[:25]
+    x[-100:] = torch.cat([far, far + 0.3, -far, -far - 0.3])
+    attention = GaussianDiffusivity(normalize=None, measure="distance", projection=None)
+    graph = ShardedGraph(None, NODES)
+    coupling = attention(x[graph.rows], graph)
+    v = torch.rand(NODES, 1, 2, generator=torch.Generator().manual_seed(1))
+    expected = attention(x) @ v
+    received = coupling @ v[graph.rows]
+    assert received.dtype == v.dtype
+    assert error(received, expected[graph.rows], expected) < 1e-6
+
+
+def test_ranks_agree_on_the_precision_of_distances(tmp_path):
+    on_ranks(far_rows_on_one_rank, 2, tmp_path)
 
 
 def within_a_group():
@@ -497,8 +558,8 @@ def sharded(**options):
         (lambda: ShardedGraph(None, 0), "num_nodes must be at least 1"),
         (lambda: ShardedGraph(EDGES + 1, 4), r"edge_index must lie in \[0, 3\]"),
         (
-            lambda: DIFFormer(3, 4, 2, kernel="sigmoid")(X, sharded()),
-            "can not be taken over .*Use DIFFormer-s",
+            lambda: SparseFlowDiffusivity(3)(X, sharded()),
+            "can not be taken over .*Use such a diffusivity",
         ),
         (
             lambda: AdjacencyDiffusivity(direction="undirected")(X, sharded()),

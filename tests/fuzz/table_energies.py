@@ -273,6 +273,7 @@ def full_graph_inference(d: Draw) -> None:
         "x": features,
         "edge_attr": never([]),  # which these models do not read
         "progress": Arg("False"),
+        "method": Arg("'forward'"),  # the only one of models that are not certified
     }
     construct(d, "out", **passed, **special)
 

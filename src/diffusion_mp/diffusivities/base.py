@@ -131,10 +131,6 @@ class GraphPart(Graph):
         """Return the local rows of the coupling of the larger graph."""
         raise NotImplementedError
 
-    def share(self, coupling: Coupling) -> Coupling:
-        """Return the local rows of the coupling with all nodes, from the coupling among the local rows."""
-        raise NotImplementedError
-
     def term(self, module: nn.Module, source: Tensor, **inputs: Any) -> Any:
         """Return the term of an energy of the larger graph that a `TermModule` makes, as a function of local rows."""
         raise NotImplementedError

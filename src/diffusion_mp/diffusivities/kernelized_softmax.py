@@ -19,7 +19,7 @@ from diffusion_mp.diffusivities.all_pair import (
     Projection,
     QueryKeyDiffusivity,
 )
-from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
+from diffusion_mp.diffusivities.base import Diffusivity
 from diffusion_mp.diffusivities.fixed import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import max_rows
@@ -315,10 +315,9 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             return attention
         if self.edge_regularization > 0 and graph.edge_index is not None:
             # The loss reads edges whose senders other ranks hold.
-            everywhere = attention
-            if isinstance(graph, GraphPart):
-                everywhere = graph.share(attention)
-            loss = edge_loss(everywhere, graph, relative=self.relative_edge_loss)
+            loss = edge_loss(
+                graph.share(attention), graph, relative=self.relative_edge_loss
+            )
             self.auxiliary.value = self.edge_regularization * loss
         # Noise is added to the log weights of keys. The noise of a query would cancel in its row.
         if self.num_samples > 0:

@@ -13,7 +13,6 @@ from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
 from diffusion_mp.couplings import (
-    Coupling,
     LogLowRankCoupling,
     PooledCoupling,
     SparseCoupling,
@@ -29,7 +28,7 @@ Exchange = Callable[[Tensor], Tensor]
 """From the rows of a rank to these rows and the rows of its halo."""
 
 
-class _OverRanks(PartialCoupling):
+class OverRanks(PartialCoupling):
     """Rows of this rank, columns of all ranks."""
 
     no_transpose = (
@@ -38,10 +37,6 @@ class _OverRanks(PartialCoupling):
     )
 
     whole = False
-
-    def __init__(self, num_nodes: int, coupling: Coupling, exchange: Exchange) -> None:
-        super().__init__(num_nodes, coupling)
-        self.exchange = exchange
 
     def _at(self, edge_index: Int[Tensor, "two E"] | None = None) -> NoReturn:
         raise NotImplementedError(
@@ -52,14 +47,15 @@ class _OverRanks(PartialCoupling):
     to_dense = _at  # products with the columns of one rank would be added up over ranks
 
 
-class SummedCoupling(_OverRanks):
+class SummedCoupling(OverRanks):
     """An O(N) coupling: the sums over the senders are added up over ranks, and each rank reads the total."""
 
     def __init__(
         self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None
     ) -> None:
-        super().__init__(coupling.num_nodes, coupling, exchange)
+        super().__init__(coupling.num_nodes, coupling)
         self.coupling = coupling
+        self.exchange = exchange
         self.group = group
 
     def _product(self, v: HeadState) -> HeadState:
@@ -94,7 +90,7 @@ class SummedCoupling(_OverRanks):
         return LogTerms(queries, keys, shifts, row_shift).entries(edge_index)
 
 
-class HaloCoupling(_OverRanks):
+class HaloCoupling(OverRanks):
     """A sparse coupling of the nodes of a rank and its halo: rows of the halo are fetched, and the product is local."""
 
     def __init__(
@@ -104,8 +100,9 @@ class HaloCoupling(_OverRanks):
         exchange: Exchange,
         group: ProcessGroup | None,
     ) -> None:
-        super().__init__(num_nodes, coupling, exchange)
+        super().__init__(num_nodes, coupling)
         self.coupling = coupling
+        self.exchange = exchange
         self.group = group
 
     @cached_property

@@ -21,12 +21,14 @@ from diffusion_mp.checks import (
 from diffusion_mp.couplings import (
     Coupling,
     IdentityCoupling,
+    PairwiseCoupling,
     PooledCoupling,
     SparseCoupling,
 )
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
+from diffusion_mp.distributed.ring import Ring, RingCoupling
 from diffusion_mp.distributed.terms import HaloTerm
 from diffusion_mp.energies import EnergyTerm
 from diffusion_mp.graph import Graph
@@ -60,7 +62,8 @@ class ShardedGraph(GraphPart):
     ``edge_attr[graph.positions]`` are their features.
 
     For O(N) couplings the sums over senders (KᵀV, Σk, Σv, the count) are added up over ranks. For couplings over edges,
-    a rank fetches the rows that send to it, its *halo*, before the product.
+    a rank fetches the rows that send to it, its *halo*, before the product. For attention to all nodes by a sigmoid or
+    an exponential, blocks of rows travel round the ring of the ranks.
 
     Every rank must make the same calls in the same order. Everything is once differentiable. Results equal the results
     of one process up to the order of summation. This includes the Gumbel noise of NodeFormer, but not dropout.
@@ -253,10 +256,16 @@ class ShardedGraph(GraphPart):
             return SummedCoupling(coupling, self.exchange, self.group)
         if isinstance(coupling, SparseCoupling):
             return HaloCoupling(self.num_nodes, coupling, self.exchange, self.group)
+        if (
+            isinstance(coupling, PairwiseCoupling)
+            and coupling.loops
+            and coupling.normalize != "symmetric"
+        ):
+            return RingCoupling(coupling, Ring(self.total_nodes, self.group))
         raise TypeError(
-            f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges nor "
-            f"one whose product goes through sums over the nodes (PooledCoupling). Use DIFFormer-s, SGFormer or "
-            f"NodeFormer, or one process."
+            f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges, "
+            f"nor one whose product goes through sums over the nodes (PooledCoupling), nor attention to all nodes by "
+            f"a sigmoid or an exponential. Use such a diffusivity, or one process."
         )
 
     def to(self, device: object, non_blocking: bool = False) -> NoReturn:

@@ -267,10 +267,12 @@ class AttentionTerm(RowTerm, SharedTerm):
         # more channel makes it an inner product.
         minus = q.new_full((*q.shape[:2], 1), -1.0)
         shift = self.gamma / 2 * k.square().sum(2, keepdim=True)
-        return PairwiseCoupling(
-            torch.cat([self.gamma * q, minus], 2),
-            torch.cat([k, shift], 2),
-            graph.segments,
+        return graph.share(
+            PairwiseCoupling(
+                torch.cat([self.gamma * q, minus], 2),
+                torch.cat([k, shift], 2),
+                graph.segments,
+            )
         )
 
     def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> PerNode:

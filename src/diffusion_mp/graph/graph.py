@@ -315,6 +315,14 @@ class Graph:
         """
         return detached_mean_rows(x, self.segments)
 
+    def share(self, coupling: Any) -> Any:
+        """Return the coupling of the local rows with all nodes, from the coupling among the local rows.
+
+        Args:
+            coupling: a `Coupling` of the rows of this process. If the process has all rows, it is the result itself.
+        """
+        return coupling
+
     @property
     def segments(self) -> Tensor | None:
         """Row boundaries [B+1] on the CPU, as kernels take them; ``None`` stands for one graph. Cached."""

@@ -456,7 +456,7 @@ class RowAttention(TermModule):
         check_heads_divide(channels, heads)
         self.heads = heads
         self.neighbours = neighbours
-        self.depends_on = "edges" if neighbours else "graph"
+        self.depends_on = "edges" if neighbours else "couplings"
         self.gamma = Positive(gamma)
         shape = (heads, channels // heads, channels)
         self.query = nn.Parameter(torch.empty(shape))

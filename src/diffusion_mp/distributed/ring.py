@@ -1,0 +1,214 @@
+"""Couplings of all pairs over several ranks: blocks of rows travel round the ring of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, distributed
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+from diffusion_mp.couplings import Coupling, PairwiseCoupling
+from diffusion_mp.couplings.base import TransposedCoupling
+from diffusion_mp.distributed.couplings import OverRanks
+from diffusion_mp.distributed.parallel import all_reduce, all_to_all
+from diffusion_mp.energies.pairs import HeadState
+from diffusion_mp.kernels import pairwise
+from diffusion_mp.runtime.cache import cached_property
+from diffusion_mp.runtime.precision import accumulating
+
+Part = Callable[..., Tensor]
+"""From the tensors that stay here and the tensors of one rank to that rank's contribution to a sum."""
+
+
+class Ring:
+    """The ranks of a group in a circle: each gives the rows that it has to the next and takes those of the last.
+
+    Args:
+        num_nodes: number of nodes of the whole graph.
+        group: the processes.
+    """
+
+    def __init__(self, num_nodes: int, group: ProcessGroup | None) -> None:
+        self.group = group
+        self.ranks = distributed.get_world_size(group)
+        #: Rows of the largest part; all blocks are padded to it, since kernels take as many senders as receivers.
+        self.block = -(-num_nodes // self.ranks)
+        rank = distributed.get_rank(group)
+        self._sent = [0] * self.ranks
+        self._sent[(rank + 1) % self.ranks] = self.block
+        self._received = [0] * self.ranks
+        self._received[(rank - 1) % self.ranks] = self.block
+
+    def padded(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " block *shape"]:
+        """Return the rows of this rank as a block; what is missing is copied from the last row."""
+        # A copy of a row has a score that some row has anyway, and so leaves the range of the scores as it is.
+        missing = self.block - len(x)
+        return torch.cat([x, x[-1:].expand(missing, *x.shape[1:])])
+
+    def passed(self, blocks: Sequence[Tensor]) -> list[Tensor]:
+        """Return the blocks of the rank before this one, which gets the blocks of the one before it."""
+        return [
+            all_to_all(block, self._sent, self._received, self.group)
+            for block in blocks
+        ]
+
+    def sum(
+        self, part: Part, here: Sequence[Tensor], blocks: Sequence[Tensor]
+    ) -> Tensor:
+        """Return Σ_r part(here, blocks of rank r); once differentiable, in the memory of two blocks.
+
+        Args:
+            part: the contribution of one rank, differentiable and the same function on every rank.
+            here: the tensors of this rank that do not travel.
+            blocks: the tensors of this rank that travel, with ``block`` rows.
+        """
+        return _RingSum.apply(self, part, len(here), *here, *blocks)
+
+
+class _RingSum(torch.autograd.Function):
+    """The sum of a ring. The blocks travel a second time in the backward pass, together with their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, ring: Ring, part: Part, num_here: int, *tensors: Tensor
+    ) -> Tensor:
+        ctx.ring = ring
+        ctx.part = part
+        ctx.num_here = num_here
+        ctx.save_for_backward(*tensors)
+        here = tensors[:num_here]
+        blocks = list(tensors[num_here:])
+        total = part(*here, *blocks)
+        for _ in range(ring.ranks - 1):
+            blocks = ring.passed(blocks)
+            total = total + part(*here, *blocks)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        here = ctx.saved_tensors[: ctx.num_here]
+        blocks = list(ctx.saved_tensors[ctx.num_here :])
+        # Not the levels of rows, nor a column of ones.
+        needed = ctx.needs_input_grad[3:]
+        of_here = [torch.zeros_like(tensor) for tensor in here]
+        of_blocks = [torch.zeros_like(tensor) for tensor in blocks]
+        for _ in range(ctx.ring.ranks):
+            inputs = [
+                tensor.detach().requires_grad_(needs)
+                for tensor, needs in zip((*here, *blocks), needed, strict=True)
+            ]
+            with torch.enable_grad():
+                ctx.part(*inputs).backward(grad)
+            for total, tensor in zip(of_here + of_blocks, inputs, strict=True):
+                if tensor.grad is not None:
+                    total += tensor.grad
+            # After as many steps as there are ranks, the gradients are where their blocks came from.
+            passed = ctx.ring.passed(blocks + of_blocks)
+            blocks, of_blocks = passed[: len(blocks)], passed[len(blocks) :]
+        return None, None, None, *of_here, *of_blocks
+
+
+class RingCoupling(OverRanks):
+    """Attention to all nodes of all ranks: O(N²) time and memory of a few blocks, divided by the number of ranks.
+
+    With the scores f(q_i·k_j) of `PairwiseCoupling`, a product is a sum over ranks, Σ_r Σ_{j of r} f(q_i·k_j) v_j,
+    whose keys and values travel. Rows are normalised with a level l_i near log Σ_j f(q_i·k_j),
+
+        s_ij = f(q_i·k_j) e^{−l_i} / Σ_m f(q_i·k_m) e^{−l_i}
+
+    so that no exponential overflows. l_i cancels, and needs no gradient.
+
+    Args:
+        coupling: the coupling among the nodes of this rank, with ``loops``.
+        ring: the ranks.
+    """
+
+    def __init__(self, coupling: PairwiseCoupling, ring: Ring) -> None:
+        # Precision depends on the state, but the tensors of all ranks have to be of one dtype.
+        double = torch.tensor(coupling.dtype == torch.float64, device=coupling.device)
+        if all_reduce(double.float(), ring.group) > 0:
+            coupling = coupling.double()
+        super().__init__(coupling.num_nodes, coupling)
+        self.coupling = coupling
+        self.ring = ring
+
+    @cached_property
+    def _level(self) -> Float[Tensor, "block H"]:
+        """log Σ_j f(q_i·k_j) of every row of the block, where rows of padding count too."""
+        with torch.no_grad():
+            query = self.ring.padded(self.coupling.query)
+            key = self.ring.padded(self.coupling.key)
+            score = self.coupling.score
+            level = pairwise.pairwise_logsumexp(query, key, score=score)
+            for _ in range(self.ring.ranks - 1):
+                (key,) = self.ring.passed([key])
+                part = pairwise.pairwise_logsumexp(query, key, score=score)
+                level = torch.logaddexp(level, part)
+        return level
+
+    def _weighted(
+        self, v: HeadState, *, transpose: bool = False
+    ) -> Float[Tensor, "N H D"]:
+        """Return Σ_j w_ij v_j over all ranks, or Σ_j w_ji v_j, with w_ij = f(q_i·k_j) e^{−l_i}.
+
+        Without a division of rows by their sums, l is zero.
+        """
+        # Padding sends nothing.
+        missing = self.ring.block - len(v)
+        values = torch.cat([v, v.new_zeros(missing, *v.shape[1:])])
+        query = self.ring.padded(self.coupling.query)
+        key = self.ring.padded(self.coupling.key)
+        score = self.coupling.score
+        shift = -self._level if self.coupling.row_stochastic else None
+
+        def received(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return pairwise.pairwise_product(q, k, v, shift, score=score)
+
+        def returned(
+            k: Tensor, q: Tensor, v: Tensor, shift: Tensor | None = None
+        ) -> Tensor:
+            return pairwise.pairwise_product(k, q, v, None, shift, score=score)
+
+        if transpose:
+            blocks = [query, values] if shift is None else [query, values, shift]
+            out = self.ring.sum(returned, [key], blocks)
+        else:
+            out = self.ring.sum(received, [query], [key, values])
+        return out[: len(v)]
+
+    def _with_sums(self, v: HeadState) -> tuple[HeadState, Float[Tensor, "N H one"]]:
+        """Return Σ_j w_ij v_j and the row sums Σ_j w_ij."""
+        moved = self._weighted(torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2))
+        return moved[:, :, :-1], moved[:, :, -1:]
+
+    def _product(self, v: HeadState, *, transpose: bool = False) -> HeadState:
+        (values,), dtype = accumulating(v)
+        if self.heads == 1 < v.size(1):
+            # The heads of the values are channels of the only head of S.
+            values = values.flatten(1).unsqueeze(1)
+        if not self.coupling.row_stochastic:
+            out = self._weighted(values, transpose=transpose)
+        elif transpose:
+            _, sums = self._with_sums(values[:, :, :0])
+            out = self._weighted(values / sums, transpose=True)
+        else:
+            moved, sums = self._with_sums(values)
+            out = moved / sums
+        return out.view_as(v).to(dtype)
+
+    def both(
+        self, v: HeadState, w: Float[Tensor, "N H C"]
+    ) -> tuple[HeadState, Float[Tensor, "N H C"]]:
+        if not self.coupling.row_stochastic:
+            return super().both(v, w)
+        # One pass for the row sums and the product.
+        moved, sums = self._with_sums(v)
+        return moved / sums, self._weighted(w / sums, transpose=True)
+
+    def _transpose(self) -> Coupling:  # type: ignore[override]
+        return TransposedCoupling(self)
