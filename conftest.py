@@ -3,7 +3,8 @@
 With DIFFUSION_MP_TYPECHECK=1, as in .ci/run, jaxtyping and beartype compare arguments and results of every call inside
 both packages with their annotations, before our own sentences can answer: tests of these take `no_typecheck`.
 `--cases sample` runs every tenth case of every test function, the first among them, and `--cases rest` the others;
-.ci/run watches types and coverage in the sample, which reaches nearly every line, and runs the rest unwatched.
+.ci/run watches types and coverage in the sample, which reaches nearly every line, and `.ci/run rest` runs the others
+unwatched.
 A test that waits for ever fails after `LIMIT` seconds, and names the line where it waits.
 """
 

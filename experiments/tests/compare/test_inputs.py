@@ -670,6 +670,7 @@ def test_refused_files(tmp_path):
 
 
 @pytest.mark.data
+@pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):
     data = load_planetoid(data_root / "Planetoid", "cora", normalize_features=False)
     rows, columns = data.x.shape

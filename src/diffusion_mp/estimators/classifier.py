@@ -384,7 +384,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         kinds = np.delete(self.transduction_, labelled.rows)
         rows = len(kinds)
         predicted = np.array([(kinds == name).sum() for name in self.classes_])
-        # As many labels as have the information of the weighted ones.
+        # Weighted labels count as Kish's effective number of equal ones, (Σw)² / Σw², so that chance is not underrated.
         weights = (
             labelled.weights * labelled.weights.sum() / (labelled.weights**2).sum()
         )
