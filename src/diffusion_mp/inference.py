@@ -270,7 +270,9 @@ class _Blockwise(Diffusivity):
         centre: list[Tensor] = []
         example = self.diffusivity.to(x.device).couple(x[:1], RowBlock(x[:1], centre))
         if not isinstance(example, PooledCoupling):
+            # Nothing can be pooled, so the coupling is computed with all rows at once.
             return self.diffusivity.couple(x, graph)
+        # The module moves once, its input block by block.
         on_device = self.diffusivity.to(self.blocks.device)
         return BlockwiseCoupling(
             lambda rows: on_device.couple(rows, RowBlock(rows, centre)),

@@ -101,6 +101,7 @@ def fill_blocks(
     """Return numbers of all pairs, with ``fill`` where the two nodes lie in different graphs."""
     if ptr is None:
         return pairs
+    # All pairs were computed, and those between graphs are overwritten: a product of zero and NaN is NaN.
     member, _ = members(ptr, pairs.size(1), pairs.device)
     return pairs.masked_fill(member[:, None] != member[None, :], fill)
 
@@ -121,6 +122,7 @@ def listed_products(
 
 def unit_rows(q: Features, k: Features | None = None) -> tuple[Tensor, Tensor]:
     """Divide every nonzero vector of q and k by its norm; one object twice if k is ``None``, which stands for q."""
+    # One object for both roles, by which kernels compute its norms once.
     unit = unit_vectors(q)
     return unit, unit if k is None else unit_vectors(k)
 
@@ -180,6 +182,7 @@ def measured_from(
     where tensors have no values, the result is not widened.
     """
     dtype = wide_dtype(x.dtype)
+    # The mean of the senders, which all receivers share; any point would do in exact arithmetic.
     senders = x if y is None else y
     point = detached_mean_rows(senders.to(dtype), ptr) if centre is None else centre
     first = x.to(dtype) - point.to(dtype)

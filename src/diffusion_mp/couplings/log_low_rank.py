@@ -40,7 +40,9 @@ class LogTerms(NamedTuple):
         """
         dtype = wide_dtype(self.log_query.dtype)
         most = _finite(most)
+        # In double precision, since small differences of large logarithms decide.
         log_query = self.log_query.double() + most
+        # A factor of a row cancels in the division by its sum, so its largest feature becomes one.
         log_query = log_query - log_query.detach().amax(2, keepdim=True)
         log_key = self.log_key.double() + (self.heaviest - most)
         col_shift = self.col_shift.double() - self.heaviest
@@ -52,6 +54,7 @@ class LogTerms(NamedTuple):
         """Return log s_ij of listed pairs j → i of one graph."""
         source, target = edge_index
         shifts = cast("Tensor", self.row_shift)[target] + self.col_shift[source]
+        # The sum over samples is taken of logarithms: a sample may underflow by itself.
         return kernels.log_linear_entries(
             edge_index, self.log_query, self.log_key
         ) + shifts.logsumexp(2)
@@ -109,6 +112,7 @@ class LogLowRankCoupling(PooledCoupling):
                 f"by its sum; got {describe(log_query)}."
             )
         if log_weight is None:
+            # One sample in which all senders weigh the same: the softmax without noise.
             log_weight = log_key.new_zeros(*log_key.shape[:2], 1)
         shape = "[num_nodes, heads, samples]"
         check_tensor(log_weight, "log_weight", shape, log_key.device, "log_key")
@@ -167,6 +171,7 @@ class LogLowRankCoupling(PooledCoupling):
 
     def _pool(self, v: Values) -> Sums:
         log_key, col_shift = heads_of(v, self.log_key, self.col_shift)
+        # The shift that was taken out of the features comes along, by which sums of blocks are merged.
         return Sums(*kernels.log_linear_pool(log_key, col_shift, v))
 
     def _read(self, sums: Sums, v: Values) -> Values:
@@ -174,6 +179,7 @@ class LogLowRankCoupling(PooledCoupling):
         rows, _ = kernels.log_linear_read(
             log_query, self._shift_of_rows(v), sums.totals, cast("Tensor", sums.shift)
         )
+        # The sums are in float32 at least, for values of any dtype.
         return rows.to(v.dtype)
 
     def _transpose(self) -> Coupling:

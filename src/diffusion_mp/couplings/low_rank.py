@@ -200,10 +200,12 @@ class LowRankCoupling(FeatureCoupling, PooledCoupling):
     low_rank = True
 
     def _product(self, v: Values) -> Values:
+        # Views of one head, which no kernel copies for the heads of the values.
         query, key = heads_of(v, self.query, self.key)
         return kernels.trilinear(query, key, v, self.ptr)
 
     def _pool(self, v: Values) -> Sums:
+        # In at least float32: the sums run over all nodes.
         (key, values), _ = accumulating(*heads_of(v, self.key), v)
         with without_autocast(v):
             return Sums(key.permute(1, 2, 0) @ values.transpose(0, 1))
@@ -219,6 +221,7 @@ class LowRankCoupling(FeatureCoupling, PooledCoupling):
         )
 
     def _at(self, edge_index: Pairs) -> Entries:
+        # Of two graphs the product of features is a number too, and has to be zero.
         return listed_products(self.query, self.key, edge_index, self.ptr, across=0.0)
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
@@ -346,6 +349,7 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
     def _metric(self) -> ByRow | None:
         if not (self.nonnegative and self.mutual):
             return None
+        # In double precision, since solvers divide by it.
         return self.to(torch.float64)._by_entries().metric
 
     def _product(self, v: Values) -> Values:
@@ -394,6 +398,7 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         return self.to(dtype)._by_entries().low_rank_form(dtype)
 
     def _transpose(self) -> Coupling:
+        # The rows are divided by sums that belong to the receivers, which become the senders.
         return self._by_entries().T
 
     def degree(self) -> ByRow:

@@ -111,6 +111,7 @@ class DenseCoupling(Coupling):
         return self._every(lambda block: bool((block >= 0).all()))
 
     def _product(self, v: Values, *, transpose: bool = False) -> Values:
+        # Autocast would round the entries, and a constant state would not stay constant.
         with without_autocast(v):
             received = []
             sent = v.split([block.size(1) for block in self.blocks])
@@ -139,6 +140,7 @@ class DenseCoupling(Coupling):
 
 
 def _is_symmetric(block: Tensor) -> bool:
+    # Relative to the largest entry, at whose size sums that cancel were rounded.
     rounding = (
         64 * torch.finfo(block.dtype).eps * (block.abs().max() if block.numel() else 0)
     )
@@ -147,6 +149,7 @@ def _is_symmetric(block: Tensor) -> bool:
 
 def _sums_to_one(block: Tensor) -> bool:
     """Return whether every row sums to one up to rounding, or is zero."""
+    # In at least float32: half precision cannot count beyond 2048 entries.
     rows = block.sum(2, dtype=wide_dtype(block.dtype))
     rounding = (
         4
@@ -227,12 +230,14 @@ class SparseCoupling(Coupling):
 
     @cached_property
     def symmetric(self) -> bool:
+        # The graph keeps the answer for all layers that read it.
         if self.own:
             return self.graph.is_symmetric
         check_has_values(self.graph.edges, "edge_index")
         return is_symmetric(self.graph.edges, self.weight, self.num_nodes)
 
     def _product(self, v: Values) -> Values:
+        # The sorted edges are kept by the graph, and shared by all couplings on it.
         return spmm(self.graph.pattern, self.weight, v)
 
     def transformed(

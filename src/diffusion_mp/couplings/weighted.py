@@ -140,6 +140,7 @@ class ReweightedCoupling(DerivedCoupling):
         return entries
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
+        # Factors of rows and columns multiply the features, and the rank stays.
         form = self.coupling.low_rank_form(dtype)
         if form is None:
             return None
@@ -238,6 +239,7 @@ def without_diagonal(coupling: Coupling) -> Coupling:
     if isinstance(coupling, SumCoupling):
         return SumCoupling([without_diagonal(term) for term in coupling.terms])
     if isinstance(coupling, ScaledCoupling):
+        # The diagonal of a multiple is the multiple of the diagonal.
         bare = without_diagonal(coupling.coupling)
         return ScaledCoupling(coupling.scale, bare, nonnegative=coupling._positive)
     if isinstance(coupling, SparseCoupling):
@@ -274,6 +276,7 @@ def spectral_norms(w: Float[Tensor, "heads D C"]) -> Float[Tensor, " heads"]:
     # LAPACK refuses half precision, and what is not finite.
     w = widened(w)
     finite = w.isfinite()
+    # One batch for all heads, NaN for those that had entries that are not finite.
     norms = torch.linalg.matrix_norm(w.masked_fill(~finite, 0.0), 2)
     return norms.masked_fill(~finite.all(2).all(1), torch.nan)
 
@@ -282,5 +285,6 @@ def contracting(
     matrix: Tensor, norms: Callable[[Tensor], Tensor] = spectral_norms
 ) -> Tensor:
     """Divide matrices [H, …] to norm at most one, in at least float32, since rounding may lengthen them."""
+    # Half precision would round a norm of one to above one.
     wide = widened(matrix)
     return wide / norms(wide).clamp(min=1).view(-1, *[1] * (wide.dim() - 1))

@@ -97,6 +97,7 @@ class Energy:
     ) -> None:
         if not _checked:
             _check_terms(terms, graph)
+        # A copy that nobody can change: certificates are about these terms.
         self.terms = tuple(terms)
         self.constraint = get_constraint(constraint, radius)
         self.graph = graph
@@ -110,6 +111,7 @@ class Energy:
                 term zero.
         """
         z, graph = self.checked(x)
+        # Energies of two steps may differ by less than float32 resolves.
         total = x.new_zeros((), dtype=torch.float64)
         for term in self.terms_after(x, x_prev):
             total = total + term.value(z, graph)

@@ -65,6 +65,7 @@ class Certificate:
 
     def __str__(self) -> str:
         what = "the step" if math.isnan(self.tau) else f"τ = {self.tau:g}"
+        # A sum of layers may be covered by several theorems.
         verb = "do" if self.theorem.startswith("Theorems") else "does"
         sentence = f"{self.theorem} {verb} not cover {what}: {self.reason}"
         if self.holds and self.searched:
@@ -126,6 +127,7 @@ class Certificate:
             reason=f"τ must be below τ_max = {tau_max:.6g} = 2/{stiffness:.6g}; {facts}.",
             eigenvalue=eigenvalue,
         )
+        # λ stays infinite where no λ would do.
         if not certificate:
             return certificate
         lam = tau / (2 * weight * (2 - tau * stiffness))
@@ -200,6 +202,7 @@ def theorem1(
             return refused(
                 f"{which} has the negative eigenvalue {smallest:.4g}, so its energy has no lower bound."
             )
+    # Δ has the eigenvalue zero, which rounding may take below.
     largest = max(largest, 0.0)
     return Certificate.of_step("Theorem 1", tau, largest, leak, f"λ₁ = {largest:.6g}")
 

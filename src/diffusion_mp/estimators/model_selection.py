@@ -30,6 +30,7 @@ def _array(y: Any) -> np.ndarray:
     if y.dtype != object:
         return y
     if all(isinstance(label, (int, float, np.number)) for label in y.ravel()):
+        # Numbers only, which NumPy compares at once.
         return np.asarray(y.tolist())
     check_known(y)
     return y
@@ -45,9 +46,11 @@ def has_label(y: Any) -> np.ndarray:
         return np.ones(len(y), dtype=bool)
     if y.dtype.kind == "f":
         number = ~np.isnan(y)
+        # Fractions or NaN: the numbers of a regression, where -1 is a number like any other.
         if (y[number] % 1 != 0).any() or not number.all():
             return number
     known = np.array(y != -1, dtype=bool)
+    # Labels 1 and -1 alone are the two classes of scikit-learn, all of them known.
     if known.any() and all(label == 1 for label in y[known]):
         return np.ones(len(y), dtype=bool)
     return known
@@ -107,6 +110,7 @@ class LabelledKFold(BaseCrossValidator):
         # An array of objects, which holds names and -1, is no array of labels for scikit-learn.
         names = labels if continuous else np.unique(labels, return_inverse=True)[1]
         for _, test in folds.split(np.zeros((len(known), 1)), names):
+            # Rows without a label are in every training set: their places in the graph are known.
             train = np.setdiff1d(np.arange(len(y)), known[test])
             yield train, known[test]
 

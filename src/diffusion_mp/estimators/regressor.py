@@ -116,6 +116,7 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
         y = column_or_1d(y, warn=True)
         check_consistent_length(X, y)
         weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        # A number of weight zero says as little as NaN.
         labelled = np.flatnonzero(~np.isnan(y) & (weights > 0))
         if not len(labelled):
             raise ValueError(
@@ -123,6 +124,7 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
             )
         weights = weights[labelled] / weights[labelled].mean()
         self._mean = float(np.average(y[labelled], weights=weights))
+        # Equal numbers have no spread to be divided by.
         self._spread = float(y[labelled].std()) or 1.0
         known = (y[labelled] - self._mean) / self._spread
         with self._fitting(1) as bar:
@@ -154,6 +156,7 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
         """
         X = self._checked_rows(X)
         weights = self._edges_to(X)
+        # A new row moves no old one, so its residual is one equation with one unknown.
         pull = self.mu * weights.sum(1)
         residual = self.mu * (weights @ self._residual) / (1 + pull)
         mean = self._in_unit(self._function(self._scaled(X)) + residual)
@@ -191,6 +194,7 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
             models = self._learned(rows, labelled[learn], known[learn], weights[learn])
             held_out[predict] = _both(models, rows[labelled[predict]])
         self.linear_, self.network_ = self._learned(rows, labelled, known, weights)
+        # With too few numbers to hold any out, nothing tells the two apart.
         self.shares_ = np.array([0.5, 0.5])
         if not folds:
             return np.zeros(len(known))
@@ -227,11 +231,13 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
         self.precision_ = np.inf
         target = np.zeros((count, 1))
         target[labelled, 0] = weights * residual
+        # λ = ∞, with which no residual spreads, is what others have to beat.
         least = float(weights @ residual**2)
         for precision in _PRECISIONS:
             error = 0.0
             for _, predict in folds:
                 held = labelled[predict]
+                # What is held out is unknown to the solve, like a row without a number.
                 metric = self._metric.copy()
                 metric[held] = 0
                 some = target.copy()

@@ -158,6 +158,7 @@ class CertifiedDIFFormer(CertifiedNetwork):
     ) -> dict[str, Any]:
         if self.inputs is None:
             return {}
+        # A coupling of the inputs is fixed for all steps, unlike one of the state.
         return {"beside": self.inputs(x, graph)}
 
     def energy(

@@ -128,6 +128,7 @@ class CertifiedTransformer(CertifiedNetwork):
         norm = nn.LayerNorm if layer_norm else nn.Identity
 
         def block() -> CertifiedBlock:
+            # Every block gets terms, and so an energy, of its own.
             terms: list[TermModule] = []
             if graph is not None:
                 neighbours = WeightedGraph(

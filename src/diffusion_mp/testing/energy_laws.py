@@ -63,6 +63,7 @@ def check_energy_term(
     """
     check_values(z, graph.num_nodes, 1, "z")
     check_finite(z, "z")
+    # In double precision a wrong bound shows long before rounding does.
     z = z.detach().double()
     _check_gradient(term, z, graph)
     _check_derivative(term, z, graph, seed)
@@ -73,6 +74,7 @@ def check_energy_term(
         raise AssertionError(flaw)
     for scale in SCALES:
         state = rescaled(z, graph, scale)
+        # A value beyond the range of the dtype says nothing about the bound.
         if overflows(state, term.value(state, graph)):
             continue
         _check_gradient(term, state, graph)
@@ -105,8 +107,10 @@ def _check_gradient(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
 def _check_derivative(term: EnergyTerm, z: HeadState, graph: Graph, seed: int) -> None:
     """Raise unless autograd differentiates the half gradient: along a direction d it must be the finite difference."""
     generator = torch.Generator().manual_seed(seed)
+    # A lost gradient shows in nearly every direction, so one is enough.
     drawn = torch.randn(2, *z.shape, generator=generator, dtype=z.dtype)
     direction, weight = drawn.to(z.device)
+    # In proportion to the state, or the difference would lose its digits.
     step = 1e-6 * (1 + z.abs().max()) if z.numel() else 1e-6
     with torch.no_grad():
         forth = term.half_gradient(z + step * direction, graph)
@@ -130,8 +134,10 @@ def _check_derivative(term: EnergyTerm, z: HeadState, graph: Graph, seed: int) -
 
 def _check_rows(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
     """Raise unless the term is a sum over rows: of the first third of the rows, and of the others."""
+    # Parts of different size, so that rows cut at the wrong offset show.
     cut = len(z) // 3
     parts = (slice(0, cut), slice(cut, len(z)))
+    # A bound may be one number for all nodes and heads.
     bound = term.bound(z, graph).expand(*z.shape[:2], 1)
     expected = {
         "value": term.value(z, graph),
@@ -177,6 +183,7 @@ def _adversarial_moves(
     node = torch.arange(len(z)).view(-1, 1, 1)
     moves = []
     for start in range(starts):
+        # Each scale twice, for all nodes and for one.
         scale = 10.0 ** (start // 2 % 4 - 2)
         moving = torch.ones_like(node)
         if start % 2:  # one node alone: where all move, others make up for it
@@ -184,6 +191,7 @@ def _adversarial_moves(
         moving = moving.to(z)
         drawn = scale * torch.randn(z.shape, generator=generator, dtype=z.dtype)
         move = (moving * drawn.to(z.device)).requires_grad_()
+        # Steps in proportion to the move, so that small moves are searched as finely as large ones.
         optimizer = torch.optim.Adam([move], lr=0.1 * scale)
         for _ in range(ascent):
             away = moving * move

@@ -135,6 +135,7 @@ def _backward(
 def _formula_of_one(
     grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms
 ) -> Tensor:
+    # The gradients of one tensor in three roles add up.
     return sum(_backward.formula(grad_values, x, x, x, out, terms))
 
 
@@ -245,6 +246,7 @@ def linear_pool(
     """
     (k, v), _ = accumulating(k, v)
     with without_autocast(v):
+        # Norms of rows first, so that the sums of all blocks are of the same vectors.
         keys = unit_vectors(k) if terms.unit else k
         outer, left, right = reference.pool(keys.transpose(0, 1), v.transpose(0, 1))
     return blocked.Sums(outer, left.unsqueeze(1), right).state(v.size(0))
@@ -285,6 +287,7 @@ def linear_read(
             outer,
             left.squeeze(1),
             right,
+            # The number of all senders, which is the last entry of the sums.
             sums[0, -1, -1],
             terms,
         )

@@ -45,6 +45,7 @@ def _vectors(x, row, inside, head, H, f, F, UNIT: tl.constexpr):
 @no_type_check
 def _through_unit(gradient, x, size, norm):
     """The gradient of a row from the gradient of its unit vector x."""
+    # The part along x changes the norm only, which is divided out.
     return (gradient - tl.sum(gradient * x, axis=1)[:, None] * x) * norm * size
 
 
@@ -60,6 +61,7 @@ def _own(
     BLOCK_D: tl.constexpr,
 ):
     """A program's part of D, its head and run, the bounds and the graph of that, and its features and channels."""
+    # In 64 bits, which offsets into large tensors need.
     program = tl.program_id(0).to(tl.int64)
     part = program % PARTS
     head = program // PARTS % H
@@ -152,6 +154,7 @@ def _pool(
         inside = row < last
         ks, _size, _norm = _vectors(k, row, inside, head, H, f, F, UNIT)
         vs = load(v, row, inside, head, H, d, D, tl.float32)
+        # Sums stay in registers, and only the state of the run is written.
         outer = tl.dot(tl.trans(ks), vs, outer, input_precision=PRECISION)
         left += tl.sum(ks, axis=0)
         right += tl.sum(vs, axis=0)
@@ -199,6 +202,7 @@ def _read(
             # Read only here: without weight on itself a receiver has no use for its own value.
             result += own * number * load(v, row, inside, head, H, d, D, tl.float32)
         total = tl.sum(qs * left[None, :], axis=1) + (constant + own) * number
+        # The denominator is replaced where it is zero, since both branches of a choice are computed.
         result = tl.where(
             total[:, None] == 0, 0.0, result / tl.where(total == 0, 1.0, total)[:, None]
         )
@@ -314,6 +318,7 @@ def _senders(
             dvs += own * number * _inverse(den, row, inside, head, H) * gs
         store(dv, row, inside, head, H, d, D, dvs)
         if part == 0:
+            # dk sums over all channels, so the program of one part of D computes it.
             dks = tl.zeros([BLOCK_N, BLOCK_F], tl.float32) + left[None, :]
             for other in tl.static_range(PARTS):
                 e = other * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -344,6 +349,7 @@ class _Launch:
             "OWN": terms.own != 0,
         }
         wide = padded(features)
+        # A program holds its part of the state, F rows of so many channels, in registers.
         block = min(64 if wide <= 64 else 32, padded(channels))
         parts = max(
             1, triton.cdiv(channels, block)
@@ -353,11 +359,13 @@ class _Launch:
             "UNIT": terms.unit,
             "PRECISION": precision(k.dtype, min(wide, block)),
             "PARTS": parts,
+            # A tile of rows shares the registers with the state, so wide rows come fewer at a time.
             "BLOCK_N": 64 if wide <= 64 else 32 if wide <= 128 else 16,
             "BLOCK_F": wide,
             "BLOCK_D": block,
             # Wide rows need the registers of more warps.
             "num_warps": 4 if wide <= 64 else 8,
+            # The second stage loads the next tile during a product, in as much shared memory again.
             "num_stages": 2 if wide <= 64 and _ample(k.device) else 1,
         }
 
@@ -408,6 +416,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     out = empty_like(v)
     den = torch.empty(v.shape[:2], dtype=torch.float32, device=v.device)
     with torch.cuda.device_of(q):
+        # Triton launches on the current device, which need not be the device of the tensors.
         launch = _Launch(k, v, terms)
         pooled = launch.pool(k, v)
         launch(_read, q, v, pooled, out, den, **launch.shares)
