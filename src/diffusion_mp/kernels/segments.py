@@ -202,7 +202,13 @@ def by_stacks(
     rows = at_once(ROWS, like)
     for mask, written, read in stacks(ptr, CHUNK * rows, results, inputs):
         together, size = read[0].shape[:2]
-        for some in even(together, min(pairs // size**2, rows // size)):
+        most = min(pairs // size**2, rows // size)
+        if together <= most:
+            # Nearly always, for small graphs, whose views take as long as their products.
+            for result, part in zip(written, compute(*read, mask), strict=True):
+                result.copy_(part)
+            continue
+        for some in even(together, most):
             parts = compute(
                 *(x[some] for x in read), None if mask is None else mask[some]
             )

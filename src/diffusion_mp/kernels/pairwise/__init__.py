@@ -201,8 +201,14 @@ def pairwise_attention(
         with without_autocast(q):
             # A call of the operation takes longer than the arithmetic here.
             return scores.attention_of_few(q, k, v, score)
+    # Tiles compute one gradient of a tensor in both roles, which takes less time on the CPU than torch's kernel.
+    one = q is k and q.is_cpu and q.requires_grad and torch.is_grad_enabled()
     # torch's kernel has no name of its own: to a user it is part of the fast path.
-    if requested_backend in ("auto", "cpu") and fused.fits(q, k, v, ptr, score):
+    if (
+        not one
+        and requested_backend in ("auto", "cpu")
+        and fused.fits(q, k, v, ptr, score)
+    ):
         return fused.attention(q, k, v)
     weighting = Weighting(None, None, ptr, score, mutual=mutual)
     return _attention(q, k, v, weighting, backend=backend).out

@@ -6,7 +6,7 @@ weights are symmetric without one, and only tiles on and above the diagonal are 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations_with_replacement
 from itertools import product as pairs_of
 from typing import Any
@@ -26,6 +26,8 @@ THREADS = 8
 # A symmetric matrix of more than so many rows has tiles of so many rows and columns at most.
 SMALL = 384
 SIDE = 512
+# The tiles of a stack whose pairs fit into one, which most graphs of a batch do.
+WHOLE = [(ALL, ALL)]
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.
 FAR = 40.0
 
@@ -113,9 +115,15 @@ class _Weights(Buffers):
     ) -> Tensor:
         """Return Σ_j w_ij v_j, add Σ_j w_ij to ``total``; a tile of a symmetric w serves its rows and its columns."""
         symmetric = symmetric and self.mask is None
+        tiles = _tiles(self.q, symmetric)
+        if tiles is WHOLE:
+            w, _ = self.tile(ALL, ALL)
+            if total is not None:
+                torch.sum(w, 2, keepdim=True, out=total)
+            return torch.bmm(w, v)
         # The first tile of every row writes, and the others add: see `_add_product`.
         sums = torch.empty_like(v)
-        for rows, cols in _tiles(self.q, symmetric):
+        for rows, cols in tiles:
             w, _ = self.tile(rows, cols)
             turns = [(rows, w, cols)]
             # A tile on the diagonal is its own transpose.
@@ -213,6 +221,7 @@ def backward(
     dv_j = Σ_i w_ij grad_i, dq_i = Σ_j g_ij φ_ij k_j and dk_j = Σ_i g_ij φ_ij q_i.
     """
     row_shift, col_shift = weighting[:2]
+    one = q is k
     (grad, k, v, delta, *shifts, q), dtype = accumulating(
         grad, k, v, delta.unsqueeze(2), *_columns(weighting), q
     )
@@ -224,6 +233,23 @@ def backward(
         delta = delta * scale
     times_slope = KERNELS[weighting.score].times_slope
 
+    def slopes(
+        weights: _Weights,
+        v: Tensor,
+        grad: Tensor,
+        delta: Tensor,
+        rows: slice,
+        cols: slice,
+    ) -> tuple[Tensor, Tensor]:
+        """Return w and g φ of a tile."""
+        w, s = weights.tile(rows, cols, times_slope is not None)
+        g = weights("g", *w.shape)
+        outer = cut(delta, rows), cut(grad, rows), cut(v, cols).mT
+        torch.baddbmm(*outer, beta=-1, out=g).mul_(w)
+        if times_slope is not None:
+            times_slope(g, s)
+        return w, g
+
     def compute(
         q: Tensor,
         k: Tensor,
@@ -233,19 +259,20 @@ def backward(
         *rest: Any,
     ) -> tuple[Tensor, ...]:
         *shifts, mask = rest
+        weights = _Weights(q, k, mask, weighting, shifts)
+        if one and not shifts and mask is None and q.size(1) > SMALL:
+            return _of_one_state(weights, v, grad, delta, times_slope)
         if mask is not None:
             grad = grad * mask
             delta = delta * mask
-        weights = _Weights(q, k, mask, weighting, shifts)
+        tiles = _tiles(q)
+        if tiles is WHOLE:
+            w, g = slopes(weights, v, grad, delta, ALL, ALL)
+            return torch.bmm(g, k), torch.bmm(g.mT, q), torch.bmm(w.mT, grad)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        for rows, cols in _tiles(q):
-            w, s = weights.tile(rows, cols, times_slope is not None)
+        for rows, cols in tiles:
+            w, g = slopes(weights, v, grad, delta, rows, cols)
             _add_product(dv, cols, w.mT, grad, rows)
-            g = weights("g", *w.shape)
-            outer = cut(delta, rows), cut(grad, rows), cut(v, cols).mT
-            torch.baddbmm(*outer, beta=-1, out=g).mul_(w)
-            if times_slope is not None:
-                times_slope(g, s)
             _add_product(dq, rows, g, k, cols)
             _add_product(dk, cols, g.mT, q, rows)
         return dq, dk, dv
@@ -255,6 +282,38 @@ def backward(
     widths = [x.size(2) for x in (q, k, v)]
     gradients = by_stacks(compute, weighting.ptr, inputs, widths, _entries(q))
     return tuple(x.to(dtype) for x in gradients)
+
+
+def _of_one_state(
+    weights: _Weights,
+    v: Tensor,
+    grad: Tensor,
+    delta: Tensor,
+    times_slope: Callable[[Tensor, Tensor], object] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradient of q = k in both roles as the gradient of q, zero for k, and the gradient of v.
+
+    The gradient is Σ_j (g_ij φ_ij + g_ji φ_ji) q_j, whose matrix is symmetric like w: a tile above the diagonal serves
+    its rows and its columns, with one product for each instead of two.
+    """
+    q = weights.q
+    dq = torch.empty_like(q)
+    dv = torch.empty_like(v)
+    for rows, cols in _tiles(q, symmetric=True):
+        w, s = weights.tile(rows, cols, times_slope is not None)
+        g = weights("g", *w.shape)
+        outer = cut(delta, rows), cut(grad, rows), cut(v, cols).mT
+        torch.baddbmm(*outer, beta=-1, out=g)
+        g.baddbmm_(cut(v, rows), cut(grad, cols).mT).sub_(cut(delta, cols).mT).mul_(w)
+        if times_slope is not None:
+            times_slope(g, s)
+        _add_product(dv, rows, w, grad, cols)
+        _add_product(dq, rows, g, q, cols)
+        # A tile on the diagonal is its own transpose.
+        if cols is not rows:
+            _add_product(dv, cols, w.mT, grad, rows)
+            _add_product(dq, cols, g.mT, q, rows)
+    return dq, torch.zeros_like(q), dv
 
 
 def _entries(like: Tensor) -> int:
@@ -268,7 +327,7 @@ def _tiles(x: Tensor, symmetric: bool = False) -> Iterable[tuple[slice, slice]]:
     entries = at_once(_entries(x), x)
     # Half of a large symmetric matrix is saved by several tiles only.
     if size * size <= entries and not (symmetric and size > SMALL):
-        return [(ALL, ALL)]
+        return WHOLE
     if symmetric:
         side = min(SIDE, math.isqrt(entries), math.ceil(size / 2))
         return combinations_with_replacement(even(size, side), 2)
