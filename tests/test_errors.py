@@ -180,6 +180,11 @@ test_bad_types = refuses(
 )
 
 
+def test_a_word_for_return_coupling_is_refused():
+    with pytest.raises(TypeError, match="return_coupling must be True or False"):
+        conv(return_coupling="yes")
+
+
 def test_what_is_not_an_error():
     layer = GCNConv(3, 2)
     assert layer(X, torch.zeros(2, 0, dtype=torch.long)).shape == (4, 2)

@@ -273,3 +273,23 @@ def test_positive_definite_scores_say_so(kind, measure):
     if expected:
         assert torch.linalg.eigvalsh(coupling.to_dense()).min() > -1e-12
     assert not kind(4, measure=measure)(X[:, 0]).positive_semidefinite  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [UniformCoupling(5), DenseCoupling(torch.ones(3, 4, 4))],
+    ids=["nodes", "heads"],
+)
+def test_terms_of_a_sum_couple_the_same_nodes(other):
+    # Of two heads and four nodes: the other has as many of one of the two.
+    with pytest.raises(
+        ValueError, match="must couple the same nodes, with one number of heads"
+    ):
+        SumCoupling([DenseCoupling(torch.ones(2, 4, 4)), other])
+
+
+def test_the_metric_of_an_isolated_node_is_one():
+    graph = Graph(4, PATH)
+    metric = AdjacencyDiffusivity("row")(randn(4, 1), graph).metric
+    assert metric is not None
+    assert metric.flatten().tolist() == [1, 2, 1, 1]

@@ -17,7 +17,11 @@ from diffusion_mp.energies import (
     Sphere,
     counterexamples,
 )
-from diffusion_mp.energies.counterexamples import foreign_parts, projection_flaw
+from diffusion_mp.energies.counterexamples import (
+    foreign_parts,
+    overflows,
+    projection_flaw,
+)
 from diffusion_mp.layers import CertifiedBlock, CertifiedConv
 from diffusion_mp.layers.certified_block import RowAttention, TiedMLP, WeightedGraph
 from diffusion_mp.testing import check_energy_term
@@ -183,3 +187,12 @@ def test_only_of_a_set_that_says_so_a_projection_onto_a_convex_one_is_asked(conv
     flaw = projection_flaw(sphere, randn(N, 1, C) / 9, GRAPH)
     assert (flaw is not None) == convex
     assert not convex or "says that it is convex" in flaw
+
+
+def test_only_large_states_overflow():
+    small, large = (scale * randn(N, 1, C) for scale in (1.0, 1e200))
+    infinite = torch.tensor(torch.inf)
+    assert overflows(large, infinite)
+    assert not overflows(large, torch.tensor(1.0))
+    # A term that is not finite at a small state is wrong.
+    assert not overflows(small, infinite)

@@ -252,7 +252,7 @@ def test_a_model_finds_its_channels(name: str, monkeypatch: pytest.MonkeyPatch) 
 test_channels_that_are_not_found_later = refuses(
     (
         lambda: PDETransformer(-1, 8, 3, max_length=5),
-        r"in_channels must be at least 1; got -1",
+        r"in_channels must be at least 1; got -1\. Only what begins with one linear map",
     ),
     (
         lambda: CertifiedDIFFormer(-1, 8, 3).certificate(),

@@ -298,6 +298,11 @@ test_it_says_what_it_needs = refuses(
         lambda: build(task="retrieve")(sequences()),
         "other, the second sequences of pairs, must be passed",
     ),
+    (lambda: build()(sequences(), sequences()), "^mask must be"),
+    (
+        lambda: build(task="retrieve")(sequences(), None, sequences(), sequences()),
+        "^other_mask must be",
+    ),
     (
         lambda: build()(sequences(), None, sequences()),
         "other, the second sequences of pairs, must be passed",
