@@ -43,11 +43,12 @@ class Ring:
         self._received = [0] * self.ranks
         self._received[(rank - 1) % self.ranks] = self.block
 
-    def padded(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " block *shape"]:
-        """Return the rows of this rank as a block; what is missing is copied from the last row."""
-        # A copy of a row has a score that some row has anyway, and so leaves the range of the scores as it is.
+    def padded(
+        self, x: Float[Tensor, " N *shape"], fill: Float[Tensor, " one *shape"]
+    ) -> Float[Tensor, " block *shape"]:
+        """Return the rows of this rank as a block, with copies of the row ``fill`` for what is missing."""
         missing = self.block - len(x)
-        return torch.cat([x, x[-1:].expand(missing, *x.shape[1:])])
+        return torch.cat([x, fill.expand(missing, *x.shape[1:])]) if missing else x
 
     def passed(self, blocks: Sequence[Tensor]) -> list[Tensor]:
         """Return the blocks of the rank before this one, which gets the blocks of the one before it."""
@@ -137,12 +138,18 @@ class RingCoupling(OverRanks):
         self.coupling = coupling
         self.ring = ring
 
+    def _features(self) -> tuple[Tensor, Tensor]:
+        """Return the features of queries and keys as blocks."""
+        query = self.coupling.query
+        key = self.coupling.key
+        # A copy of a row has scores that some row has anyway, and so leaves their range as it is.
+        return self.ring.padded(query, query[-1:]), self.ring.padded(key, key[-1:])
+
     @cached_property
     def _level(self) -> Float[Tensor, "block H"]:
         """log Σ_j f(q_i·k_j) of every row of the block, where rows of padding count too."""
         with torch.no_grad():
-            query = self.ring.padded(self.coupling.query)
-            key = self.ring.padded(self.coupling.key)
+            query, key = self._features()
             score = self.coupling.score
             level = pairwise.pairwise_logsumexp(query, key, score=score)
             for _ in range(self.ring.ranks - 1):
@@ -159,10 +166,8 @@ class RingCoupling(OverRanks):
         Without a division of rows by their sums, l is zero.
         """
         # Padding sends nothing.
-        missing = self.ring.block - len(v)
-        values = torch.cat([v, v.new_zeros(missing, *v.shape[1:])])
-        query = self.ring.padded(self.coupling.query)
-        key = self.ring.padded(self.coupling.key)
+        values = self.ring.padded(v, torch.zeros_like(v[-1:]))
+        query, key = self._features()
         score = self.coupling.score
         shift = -self._level if self.coupling.row_stochastic else None
 
