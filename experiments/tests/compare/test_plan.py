@@ -64,7 +64,7 @@ def test_the_slowest_row_is_left_out_first_and_the_reason_is_given() -> None:
     costs = {**COSTS, "transformer": Cost(0.1, 30.0)}
     planned = plan(table(), costs, 60, 10)
     assert list(planned.left_out) == ["transformer"]
-    assert "minutes of computing time" in planned.left_out["transformer"]
+    assert "seconds of computing time" in planned.left_out["transformer"]
     assert [row.name for row in planned.applied(table()).rows] == ["constant", "gcn"]
 
 

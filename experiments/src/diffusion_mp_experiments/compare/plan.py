@@ -109,7 +109,8 @@ def plan(
         )
         needed = _runs(table, slowest, *least[:2]) * costs[slowest.name].of(EPOCHS[0])
         left_out[slowest.name] = (
-            f"it takes about {needed / 60:.0f} minutes of computing time for two settings and {EPOCHS[0]} epochs"
+            f"it takes about {needed:.0f} seconds of computing time for two settings and {EPOCHS[0]} epochs, "
+            f"which do not fit beside the others; give more minutes"
         )
         rows.remove(slowest)
         if not rows:

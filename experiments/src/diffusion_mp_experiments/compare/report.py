@@ -42,7 +42,7 @@ def verdict(comparison: Comparison) -> str:
         )
     titles = {line.row: line.title for line in comparison.lines}
     text += " **No worse on test**, which is no more than two standard errors behind split by split: "
-    text += f"{', '.join(titles[name] for name in others)}."
+    text += f"{'; '.join(titles[name] for name in others)}."
     cheapest = comparison.same[0]
     if cheapest != best.row:
         text += f" The cheapest of these is **{titles[cheapest]}**."

@@ -226,7 +226,7 @@ def tidy_edges(data: Data, directed: bool | None) -> tuple[bool, list[str]]:
         added = data.num_edges - before
         if added:
             notes.append(
-                f"{added} edges without their reverse were given one; directed=True keeps them as listed."
+                f"{added} edges without their reverse were given one; directed=True (--directed) keeps them as listed."
             )
     return directed, notes
 
