@@ -4,7 +4,8 @@
     python -m tests.pages.site build/site --browser --screenshots build/screenshots   # needs playwright and Chromium
 
 Fails where a link or its anchor leads nowhere, where anything is loaded from another host, and, in the browser, on
-errors of the console and on a page that is wider than a phone. Screenshots are light, dark, and as wide as a phone.
+errors of the console and on a page that is wider than a phone. Screenshots are light, dark, and as wide as a tablet and
+a phone.
 """
 
 import argparse
@@ -23,6 +24,7 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 VIEWS = {
     "light": (1280, 900, "light"),
     "dark": (1280, 900, "dark"),
+    "tablet": (820, 1180, "dark"),
     "phone": (390, 844, "light"),
 }
 LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src"}
