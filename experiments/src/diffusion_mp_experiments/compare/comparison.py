@@ -284,7 +284,7 @@ class _Work:
             if name not in costs:
                 reasons.setdefault(
                     name,
-                    f"its first {TIMED} epochs took too long for the time there is",
+                    "the time in which every model is timed ended before it was; give more minutes",
                 )
         if not costs:
             raise ValueError(
