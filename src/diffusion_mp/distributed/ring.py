@@ -60,7 +60,7 @@ class Ring:
     def sum(
         self, part: Part, here: Sequence[Tensor], blocks: Sequence[Tensor]
     ) -> Tensor:
-        """Return Σ_r part(here, blocks of rank r); once differentiable, in the memory of two blocks.
+        """Return Σ_r part(here, blocks of rank r); once differentiable, in the memory of a few blocks.
 
         Args:
             part: the contribution of one rank, differentiable and the same function on every rank.

@@ -6,7 +6,7 @@ weights are symmetric without one, and only tiles on and above the diagonal are 
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations_with_replacement
 from itertools import product as pairs_of
 from typing import Any
@@ -77,6 +77,28 @@ class _Weights(Buffers):
             # A product may serve as a mask, since padding repeats a node and is finite where that is.
             w.mul_(cut(self.mask, cols).mT)
         return w, s
+
+    def slopes(
+        self,
+        v: Tensor,
+        grad: Tensor,
+        delta: Tensor,
+        rows: slice,
+        cols: slice,
+        both: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return w_ij and g_ij φ_ij of a tile, see `backward`; with ``both``, for a symmetric w, (g_ij + g_ji) φ_ij."""
+        times_slope = self.kernel.times_slope
+        w, s = self.tile(rows, cols, times_slope is not None)
+        g = self("g", *w.shape)
+        outer = cut(delta, rows), cut(grad, rows), cut(v, cols).mT
+        torch.baddbmm(*outer, beta=-1, out=g)
+        if both:
+            g.baddbmm_(cut(v, rows), cut(grad, cols).mT).sub_(cut(delta, cols).mT)
+        g.mul_(w)
+        if times_slope is not None:
+            times_slope(g, s)
+        return w, g
 
     def levels(self) -> Tensor:
         """Return the largest log f(s_ij) of every row [b, n, 1], finite even without any pair."""
@@ -231,24 +253,6 @@ def backward(
         scale = shifts.pop().exp()
         grad = grad * scale
         delta = delta * scale
-    times_slope = KERNELS[weighting.score].times_slope
-
-    def slopes(
-        weights: _Weights,
-        v: Tensor,
-        grad: Tensor,
-        delta: Tensor,
-        rows: slice,
-        cols: slice,
-    ) -> tuple[Tensor, Tensor]:
-        """Return w and g φ of a tile."""
-        w, s = weights.tile(rows, cols, times_slope is not None)
-        g = weights("g", *w.shape)
-        outer = cut(delta, rows), cut(grad, rows), cut(v, cols).mT
-        torch.baddbmm(*outer, beta=-1, out=g).mul_(w)
-        if times_slope is not None:
-            times_slope(g, s)
-        return w, g
 
     def compute(
         q: Tensor,
@@ -261,17 +265,17 @@ def backward(
         *shifts, mask = rest
         weights = _Weights(q, k, mask, weighting, shifts)
         if one and not shifts and mask is None and q.size(1) > SMALL:
-            return _of_one_state(weights, v, grad, delta, times_slope)
+            return _of_one_state(weights, v, grad, delta)
         if mask is not None:
             grad = grad * mask
             delta = delta * mask
         tiles = _tiles(q)
         if tiles is WHOLE:
-            w, g = slopes(weights, v, grad, delta, ALL, ALL)
+            w, g = weights.slopes(v, grad, delta, ALL, ALL)
             return torch.bmm(g, k), torch.bmm(g.mT, q), torch.bmm(w.mT, grad)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         for rows, cols in tiles:
-            w, g = slopes(weights, v, grad, delta, rows, cols)
+            w, g = weights.slopes(v, grad, delta, rows, cols)
             _add_product(dv, cols, w.mT, grad, rows)
             _add_product(dq, rows, g, k, cols)
             _add_product(dk, cols, g.mT, q, rows)
@@ -285,11 +289,7 @@ def backward(
 
 
 def _of_one_state(
-    weights: _Weights,
-    v: Tensor,
-    grad: Tensor,
-    delta: Tensor,
-    times_slope: Callable[[Tensor, Tensor], object] | None,
+    weights: _Weights, v: Tensor, grad: Tensor, delta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradient of q = k in both roles as the gradient of q, zero for k, and the gradient of v.
 
@@ -300,13 +300,7 @@ def _of_one_state(
     dq = torch.empty_like(q)
     dv = torch.empty_like(v)
     for rows, cols in _tiles(q, symmetric=True):
-        w, s = weights.tile(rows, cols, times_slope is not None)
-        g = weights("g", *w.shape)
-        outer = cut(delta, rows), cut(grad, rows), cut(v, cols).mT
-        torch.baddbmm(*outer, beta=-1, out=g)
-        g.baddbmm_(cut(v, rows), cut(grad, cols).mT).sub_(cut(delta, cols).mT).mul_(w)
-        if times_slope is not None:
-            times_slope(g, s)
+        w, g = weights.slopes(v, grad, delta, rows, cols, both=True)
         _add_product(dv, rows, w, grad, cols)
         _add_product(dq, rows, g, q, cols)
         # A tile on the diagonal is its own transpose.
