@@ -299,7 +299,7 @@ def test_networks_against_their_formulas_and_logistic_regression_with_absent_cla
     predictor.fit(nodes_of_ring)
     assert (predictor().argmax(1) < 2).all()
     labels = nodes_of_ring.data.y.where(nodes_of_ring.data.train_mask, -1)
-    scores = predictor.scores(dense, Graph.from_data(nodes_of_ring.data), labels, 3)
+    scores = predictor.scores(Data(x=dense, y=labels), 3)
     torch.testing.assert_close(predictor(), scores)
 
 

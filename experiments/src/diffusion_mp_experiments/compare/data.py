@@ -19,6 +19,7 @@ from diffusion_mp_experiments.train.datamodules import (
     FullGraphDataModule,
     Parts,
     SplitDataModule,
+    has_label as has_label,
     read_once,
 )
 
@@ -42,11 +43,6 @@ _problem = read_once(lambda path: Problem.load(Path(path)))
 def labels_of(problem: Problem) -> Tensor:
     """Return the labels of all nodes, or of all graphs."""
     return torch.cat([graph.y.view(-1) for graph in problem.graphs])
-
-
-def has_label(y: Tensor) -> Tensor:
-    """Return a mask of the known labels: not NaN, or not below zero."""
-    return ~y.isnan() if y.is_floating_point() else y >= 0
 
 
 def stratified(

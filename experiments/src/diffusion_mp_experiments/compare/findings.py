@@ -9,10 +9,11 @@ import torch
 from sklearn.tree import DecisionTreeClassifier
 from torch_geometric.utils import homophily
 
-from diffusion_mp_experiments.compare.data import has_label, labels_of, split_of
+from diffusion_mp_experiments.compare.data import labels_of, split_of
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.reproduce.report import Estimate, Line
 from diffusion_mp_experiments.reproduce.table import Table
+from diffusion_mp_experiments.train.datamodules import has_label
 
 # A constant that is right so often hides what a model does for the other classes.
 _IMBALANCED = 0.7

@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from sklearn.base import BaseEstimator
 from sklearn.decomposition import TruncatedSVD
 from sklearn.ensemble import (
@@ -16,20 +15,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch_geometric.nn import global_max_pool, global_mean_pool
+from torch_geometric.utils import to_scipy_sparse_matrix
 
 from diffusion_mp.checks import PositiveNumber, checked
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.graph import Graph
-from diffusion_mp_experiments.reproduce.predictors import class_scores, labelled
+from diffusion_mp_experiments.reproduce.predictors import labelled, predicted
 from diffusion_mp_experiments.train.datamodules import SplitDataModule
 
 #: Columns from which on trees read a fourth as many principal ones.
 _COLUMNS = 256
-
-
-def _scaled(model: BaseEstimator) -> BaseEstimator:
-    # One penalty for all columns means something only in one unit.
-    return make_pipeline(StandardScaler(), model)
 
 
 class OnFeatures(nn.Module):
@@ -55,22 +50,19 @@ class OnFeatures(nn.Module):
         super().__init__()
         self.neighbours = neighbours
         self.trees = model == "boosting"
-        trees = {
-            "learning_rate": learning_rate,
-            "min_samples_leaf": leaf,
-            "random_state": 0,
-        }
-        makes: dict[tuple[str, bool], Any] = {
-            ("linear", True): lambda: _scaled(
-                LogisticRegression(C=strength, max_iter=1000)
-            ),
-            ("linear", False): lambda: _scaled(Ridge(alpha=1 / strength)),
-            ("boosting", True): lambda: HistGradientBoostingClassifier(**trees),
-            ("boosting", False): lambda: HistGradientBoostingRegressor(**trees),
-        }
-        self._made_of = {classes: makes[model, classes] for classes in (True, False)}
+        self.classifier: BaseEstimator = LogisticRegression(C=strength, max_iter=1000)
+        self.regressor: BaseEstimator = Ridge(alpha=1 / strength)
+        if self.trees:
+            options = {
+                "learning_rate": learning_rate,
+                "min_samples_leaf": leaf,
+                "random_state": 0,
+            }
+            self.classifier = HistGradientBoostingClassifier(**options)
+            self.regressor = HistGradientBoostingRegressor(**options)
 
     def fit(self, data: SplitDataModule) -> None:
+        self.num_classes = data.num_classes
         features = []
         labels = []
         for batch, mask in labelled(data):
@@ -78,21 +70,20 @@ class OnFeatures(nn.Module):
             features.append(self._features(batch.x, graph)[mask.numpy()])
             labels.append(batch.y[mask])
         y = torch.cat(labels)
-        self.num_classes = 0 if y.is_floating_point() else data.num_classes
-        model = self._made_of[self.num_classes > 0]()
-        if self.trees and features[0].shape[1] > _COLUMNS:
+        steps = [self.regressor if y.is_floating_point() else self.classifier]
+        if not self.trees:
+            # One penalty for all columns means something only in one unit.
+            steps.insert(0, StandardScaler())
+        elif features[0].shape[1] > _COLUMNS:
             # Trees look at every column, of which a bag of words has thousands.
-            model = make_pipeline(TruncatedSVD(_COLUMNS // 4, random_state=0), model)
-        self._fitted = model.fit(np.concatenate(features), y.numpy())
+            steps.insert(0, TruncatedSVD(_COLUMNS // 4, random_state=0))
+        self._fitted = make_pipeline(*steps).fit(np.concatenate(features), y.numpy())
 
     def forward(
         self, x: Tensor, graph: Any, edge_weight: Tensor | None = None
     ) -> Tensor:
         features = self._features(x, graph)
-        if not self.num_classes:
-            return torch.from_numpy(self._fitted.predict(features)).float().view(-1, 1)
-        logarithms = np.log(self._fitted.predict_proba(features).clip(1e-12))
-        return class_scores(self._fitted.classes_, logarithms, self.num_classes)
+        return predicted(self._fitted, features, self.num_classes, least=1e-12)
 
     def _features(self, x: Tensor, graph: Any) -> np.ndarray:
         x = x.to_dense()
@@ -124,11 +115,9 @@ class CommonNeighbours(nn.Module):
         edge_label_index: Tensor | None = None,
     ) -> Tensor:
         assert edge_label_index is not None
-        nodes = len(x)
-        degree = edge_index[1].bincount(minlength=nodes).float()
+        degree = edge_index[1].bincount(minlength=len(x)).float()
         weight = 1 / degree.clamp(min=2).log()
-        ones = np.ones(edge_index.size(1), np.float32)
-        adjacency = csr_array((ones, edge_index.numpy()), (nodes, nodes))
+        adjacency = to_scipy_sparse_matrix(edge_index, num_nodes=len(x)).tocsr()
         source, target = edge_label_index.numpy()
         common = adjacency[source].multiply(adjacency[target])
         return torch.from_numpy(common @ weight.numpy())

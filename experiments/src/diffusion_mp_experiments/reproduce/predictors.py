@@ -1,10 +1,12 @@
 """Rows of a table that are fitted to the training data at once, not trained by epochs."""
 
 import math
+from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn import linear_model
 from sklearn.base import BaseEstimator, clone, is_classifier
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
@@ -13,12 +15,14 @@ from torch_geometric.data import Data
 from diffusion_mp.checks import PositiveNumber, checked
 from diffusion_mp.data.knn import Metric
 from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.estimators import DiffusionClassifier
 from diffusion_mp.graph import Graph
 from diffusion_mp.models import LabelPropagation
 from diffusion_mp_experiments.train.batch_modules import SnapshotDataModule
 from diffusion_mp_experiments.train.datamodules import (
     FullGraphDataModule,
     SplitDataModule,
+    has_label,
 )
 
 
@@ -28,42 +32,22 @@ class Predictor(nn.Module):
     fixed_scores: Tensor
 
     def fit(self, data: FullGraphDataModule) -> None:
-        nodes = data.data
+        nodes = copy(data.data)
         unknown = math.nan if nodes.y.is_floating_point() else -1
         # So no predictor can see another label, whatever it computes.
-        y = nodes.y.where(nodes.train_mask, unknown)
-        scores = self.scores(nodes.x, Graph.from_data(nodes), y, data.num_classes)
+        nodes.y = nodes.y.where(nodes.train_mask, unknown)
+        scores = self.scores(nodes, data.num_classes)
         # A buffer, to move with the module; and no part of a saved model, which is computed anew.
         self.register_buffer("fixed_scores", scores, persistent=False)
 
-    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
+    def scores(self, nodes: Data, num_classes: int) -> Tensor:
+        """Return scores from the features, the edges, and the labels y, -1 or NaN where they are not known."""
         raise NotImplementedError(
-            f"{type(self).__name__} must define scores(x, graph, y, num_classes)."
+            f"{type(self).__name__} must define scores(nodes, num_classes)."
         )
 
     def forward(self, *inputs: Any) -> Tensor:
         return self.fixed_scores
-
-
-class LogisticRegression(Predictor):
-    """Scikit-learn's logistic regression on the features, without the graph; C is the inverse of the penalty."""
-
-    @checked
-    def __init__(self, C: PositiveNumber = 1.0) -> None:
-        super().__init__()
-        self.inverse_penalty = C
-
-    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        from sklearn.linear_model import LogisticRegression as Regression
-
-        features = dense_array(x)
-        labelled = (y >= 0).cpu().numpy()
-        fitted = Regression(C=self.inverse_penalty, max_iter=2000).fit(
-            features[labelled], y.cpu().numpy()[labelled]
-        )
-        return class_scores(
-            fitted.classes_, fitted.predict_log_proba(features), num_classes
-        ).to(y.device)
 
 
 class Estimator(Predictor):
@@ -74,31 +58,32 @@ class Estimator(Predictor):
         unlabelled: whether it is also fitted to rows without a label, which have -1, or NaN, in y.
     """
 
+    precision = torch.float64
+
     def __init__(self, estimator: BaseEstimator, unlabelled: bool = False) -> None:
         super().__init__()
         self.estimator = estimator
         self.unlabelled = unlabelled
 
-    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
+    def scores(self, nodes: Data, num_classes: int) -> Tensor:
         model = clone(self.estimator)
         if "random_state" in model.get_params():
-            model.set_params(random_state=int(torch.randint(2**31 - 1, ())))
-        features = dense_array(x).astype(np.float64)
-        labels = y.cpu().numpy()
-        known = labels >= 0 if is_classifier(model) else ~np.isnan(labels)
-        chosen = np.ones(len(labels), bool) if self.unlabelled else known
-        model.fit(features[chosen], labels[chosen])
-        if not is_classifier(model):
-            return (
-                torch.from_numpy(model.predict(features))
-                .float()
-                .view(-1, 1)
-                .to(y.device)
-            )
-        # Label spreading has no probabilities where no label arrives.
-        found = np.nan_to_num(model.predict_proba(features)).clip(1e-6)
-        found /= found.sum(1, keepdims=True)
-        return class_scores(model.classes_, np.log(found), num_classes).to(y.device)
+            model.set_params(random_state=_seed())
+        features = nodes.x.to_dense().to(self.precision).numpy()
+        chosen = has_label(nodes.y) | self.unlabelled
+        model.fit(features[chosen], nodes.y[chosen].numpy())
+        return predicted(model, features, num_classes)
+
+
+class LogisticRegression(Estimator):
+    """Scikit-learn's logistic regression on the features, without the graph; C is the inverse of the penalty."""
+
+    # In double precision its solver ends elsewhere than in the records of the tables.
+    precision = torch.float32
+
+    @checked
+    def __init__(self, C: PositiveNumber = 1.0) -> None:
+        super().__init__(linear_model.LogisticRegression(C=C, max_iter=2000))
 
 
 class Labels(Predictor):
@@ -113,10 +98,13 @@ class Labels(Predictor):
         super().__init__()
         self.propagation = LabelPropagation(num_layers, alpha, diffusivity)
 
-    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        soft = one_hot(y.clamp(min=0), num_classes).float()
-        features = x if self.propagation.reads_features else None
-        spread: Tensor = self.propagation(soft, graph, mask=y >= 0, features=features)
+    def scores(self, nodes: Data, num_classes: int) -> Tensor:
+        spread: Tensor = self.propagation(
+            one_hot(nodes.y.clamp(min=0), num_classes).float(),
+            Graph.from_data(nodes),
+            mask=has_label(nodes.y),
+            features=nodes.x if self.propagation.reads_features else None,
+        )
         # A node that no label reaches has zeros.
         return spread.clamp(min=1e-9).log()
 
@@ -136,26 +124,20 @@ class Diffusion(Predictor):
         dropout: float = 0.5,
     ) -> None:
         super().__init__()
-        self.options = {
-            "n_neighbors": n_neighbors,
-            "metric": metric,
-            "sharpness": sharpness,
-            "mu": mu,
-            "dropout": dropout,
-            "rounds": 4,
-            "cv": None,
-        }
-
-    def scores(self, x: Tensor, graph: Graph, y: Tensor, num_classes: int) -> Tensor:
-        from diffusion_mp.estimators import DiffusionClassifier
-
-        # scikit-learn takes a seed; torch's is the seed of the run.
-        seed = int(torch.randint(2**31 - 1, ()))
-        fitted = DiffusionClassifier(**self.options, random_state=seed).fit(
-            dense_array(x), y.cpu().numpy()
+        self.classifier = DiffusionClassifier(
+            n_neighbors=n_neighbors,
+            metric=metric,
+            sharpness=sharpness,
+            mu=mu,
+            dropout=dropout,
+            rounds=4,
+            cv=None,
         )
-        logarithms = np.log(fitted.states_.clip(1e-40))
-        return class_scores(fitted.classes_, logarithms, num_classes).to(y.device)
+
+    def scores(self, nodes: Data, num_classes: int) -> Tensor:
+        model = clone(self.classifier).set_params(random_state=_seed())
+        model.fit(nodes.x.to_dense().numpy(), nodes.y.numpy())
+        return class_scores(model, model.states_.clip(1e-40), num_classes)
 
 
 class Constant(nn.Module):
@@ -200,14 +182,24 @@ def labelled(data: SplitDataModule) -> list[tuple[Data, Tensor]]:
     return found
 
 
-def dense_array(x: Tensor) -> np.ndarray:
-    return (x if x.layout is torch.strided else x.to_dense()).cpu().numpy()
-
-
-def class_scores(
-    classes: np.ndarray, logarithms: np.ndarray, num_classes: int
+def predicted(
+    model: Any, features: np.ndarray, num_classes: int, least: float = 1e-6
 ) -> Tensor:
+    """Return log p [N, C] of a classifier of scikit-learn, p at `least`, or the numbers [N, 1] of a regressor."""
+    if not is_classifier(model):
+        return torch.from_numpy(model.predict(features)).float().view(-1, 1)
+    # Label spreading has no probabilities where no label arrives.
+    shares = np.nan_to_num(model.predict_proba(features)).clip(least)
+    return class_scores(model, shares / shares.sum(1, keepdims=True), num_classes)
+
+
+def class_scores(model: Any, shares: np.ndarray, num_classes: int) -> Tensor:
     # A class without a training label has a score that never wins.
-    scores = torch.full((len(logarithms), num_classes), -100.0)
-    scores[:, torch.from_numpy(classes)] = torch.from_numpy(logarithms).float()
+    scores = torch.full((len(shares), num_classes), -100.0)
+    scores[:, torch.from_numpy(model.classes_)] = torch.from_numpy(shares).log().float()
     return scores
+
+
+def _seed() -> int:
+    # scikit-learn takes a seed; torch's is the seed of the run.
+    return int(torch.randint(2**31 - 1, ()))

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
+from torch import Tensor
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 from torch_geometric.transforms import NormalizeFeatures, ToUndirected
@@ -45,6 +46,11 @@ def read_once(load: Callable[..., Loaded], most: int = 2) -> Callable[..., Loade
         return kept(*args)
 
     return read
+
+
+def has_label(y: Tensor) -> Tensor:
+    """Return a mask of the known labels: not NaN, or not below zero."""
+    return ~y.isnan() if y.is_floating_point() else y >= 0
 
 
 Parts = tuple[Sequence[Data], Sequence[Data], Sequence[Data]]
