@@ -1,8 +1,7 @@
 """The data of a comparison as LightningDataModules: nodes of a graph, graphs, or the edges of a graph."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,16 +10,18 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import RandomLinkSplit
 
 from diffusion_mp.checks import Count, checked
-from diffusion_mp.data import KNNGraph, RandomPartitionLoader, Split
+from diffusion_mp.data import KNNGraph, Split
 from diffusion_mp_experiments.compare.problem import Problem
-from diffusion_mp_experiments.train.batch_modules import BatchDataModule
+from diffusion_mp_experiments.train.batch_modules import BatchDataModule, selected
 from diffusion_mp_experiments.train.classifiers import LinkPredictor
 from diffusion_mp_experiments.train.datamodules import (
     FullGraphDataModule,
     Parts,
     SplitDataModule,
-    has_label as has_label,
     read_once,
+)
+from diffusion_mp_experiments.train.datamodules import (
+    has_label as has_label,
 )
 
 #: Shares of the labelled rows that train and validate; the others test.
@@ -36,8 +37,6 @@ _DENSE = 0.1
 _RESERVED = 0.3
 # Splits of different seeds have different numbers.
 _SPLITS = 1000
-
-_problem = read_once(lambda path: Problem.load(Path(path)))
 
 
 def labels_of(problem: Problem) -> Tensor:
@@ -192,17 +191,25 @@ class _Compared(SplitDataModule):
 
     @property
     def problem(self) -> Problem:
-        return _problem(self.path)
+        return read_once(Problem.load, self.path)
 
     @property
     def num_classes(self) -> int:
         return max(1, len(self.problem.classes))
+
+    def graphs(self, k: int = NEIGHBOURS) -> list[Data]:
+        return read_once(_prepared, self.path, k)
 
     def masks(self) -> Split:
         if self.kept:
             split = kept_split(self.problem)
             return split._replace(test=split.val)
         return split_of(self.problem, self.split, self.seed, self.tuning, self.pooled)
+
+
+def _prepared(path: str, k: int) -> list[Data]:
+    problem = read_once(Problem.load, path)
+    return prepared(problem.graphs, problem, k)
 
 
 class ComparedNodes(_Compared, FullGraphDataModule):
@@ -224,22 +231,11 @@ class ComparedNodes(_Compared, FullGraphDataModule):
 
     def load(self) -> Data:
         split = self.masks()
-        data = split.apply_to(_prepared(self.path, self.k)[0])
+        data = split.apply_to(self.graphs(self.k)[0])
         if data.y.is_floating_point():
             shift, scale = target_scaling(self.problem, split)
             data.y = (data.y - shift) / scale
         return data
-
-    def train_dataloader(self) -> Iterable[Data]:
-        if self.num_parts == 1:
-            return self._in_order(0)
-        return RandomPartitionLoader(self.data, self.num_parts, seed=self.split)
-
-
-@read_once
-def _prepared(path: str, k: int) -> list[Data]:
-    problem = _problem(path)
-    return prepared(problem.graphs, problem, k)
 
 
 class ComparedGraphs(_Compared, BatchDataModule):
@@ -254,18 +250,14 @@ class ComparedGraphs(_Compared, BatchDataModule):
         super().__init__(batch_size=batch_size, **options)
 
     def parts(self) -> Parts:
-        graphs = _prepared(self.path, NEIGHBOURS)
         split = self.masks()
-        shift, scale = target_scaling(self.problem, split)
-        parts = []
-        for mask in split:
-            part = [copy(graphs[i]) for i in mask.nonzero().flatten().tolist()]
-            if not self.problem.classes:
-                for graph in part:
-                    graph.y = (graph.y - shift) / scale
-            parts.append(part)
-        train, val, test = parts
-        return train, val, test
+        graphs = self.graphs()
+        if not self.problem.classes:
+            shift, scale = target_scaling(self.problem, split)
+            graphs = [copy(graph) for graph in graphs]
+            for graph in graphs:
+                graph.y = (graph.y - shift) / scale
+        return selected(graphs, split)
 
 
 class ComparedLinks(_Compared):
@@ -285,7 +277,7 @@ class ComparedLinks(_Compared):
         return self.part(0)[0]
 
     def parts(self) -> Parts:
-        data = copy(_prepared(self.path, NEIGHBOURS)[0])
+        data = copy(self.graphs()[0])
         data.y = None
         cut = RandomLinkSplit(
             0.1,

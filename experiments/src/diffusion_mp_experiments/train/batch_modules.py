@@ -1,6 +1,7 @@
 """Batches of graphs, and of snapshots of one graph, as LightningDataModules."""
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import Any, ClassVar
 
 import torch
@@ -92,9 +93,9 @@ class TUDataModule(BatchDataModule):
         self.val = val
 
     def parts(self) -> Parts:
-        graphs = _tu(self.root, self.name)
+        graphs = read_once(load_tu, self.root, self.name)
         labels = visible_labels(torch.cat([graph.y for graph in graphs]), self.tuning)
-        return _selected(
+        return selected(
             graphs, random_split(labels, self.train, self.val, self.generator)
         )
 
@@ -124,17 +125,19 @@ class SynMolDataModule(BatchDataModule):
         self.val = val
 
     def parts(self) -> Parts:
-        graphs = _synmol(self.root, "train")
+        graphs = read_once(load_synmol, self.root, "train")
         y = torch.cat([graph.y for graph in graphs])
         trained = 1 - self.val
         if self.tuning:
             y = visible_labels(y, True)
             # While settings are tuned, some training molecules stand in for the test molecules.
             trained = 1 - 2 * self.val
-        train, val, test = _selected(
+        train, val, test = selected(
             graphs, random_split(y, trained, self.val, self.generator)
         )
-        return train, val, test if self.tuning else _synmol(self.root, "test")
+        if not self.tuning:
+            test = read_once(load_synmol, self.root, "test")
+        return train, val, test
 
 
 class SnapshotDataModule(BatchDataModule):
@@ -202,15 +205,15 @@ class SnapshotDataModule(BatchDataModule):
         return 1
 
     def parts(self) -> Parts:
-        snapshots = _snapshots(self.root, self.name, self.lags)
-        trained = round((self.train + self.val) * len(snapshots))
+        snapshots = read_once(load_snapshots, self.root, self.name, self.lags)
+        first = round(self.train * len(snapshots))
+        last = round((self.train + self.val) * len(snapshots))
+        tested = slice(last, None)
         if self.tuning:
-            first = trained * (self.split + 1) // (self.windows + 1)
-            last = trained * (self.split + 2) // (self.windows + 1)
-            cuts = [slice(first), slice(first, last), slice(first, last)]
-        else:
-            first = round(self.train * len(snapshots))
-            cuts = [slice(first), slice(first, trained), slice(trained, None)]
+            first = last * (self.split + 1) // (self.windows + 1)
+            last = last * (self.split + 2) // (self.windows + 1)
+            tested = slice(first, last)
+        cuts = [slice(first), slice(first, last), tested]
         if not all(snapshots[cut] for cut in cuts):
             raise ValueError(
                 f"{self.name} has {len(snapshots)} snapshots, which leave none to train, validate or test with "
@@ -218,21 +221,18 @@ class SnapshotDataModule(BatchDataModule):
             )
         # Of what trains alone, or the base would know the test.
         forecast = fit_forecast(self.base, snapshots[:first])
-        # Copies: the snapshots are read once for all data modules, which have other bases.
-        train, val, test = (
-            [snapshot.clone() for snapshot in snapshots[cut]] for cut in cuts
-        )
-        for snapshot in [*train, *val, *test]:
+
+        def with_base(snapshot: Data) -> Data:
+            # A copy: the snapshots are read once for all data modules, which have other bases.
+            snapshot = copy(snapshot)
             snapshot.base = forecast(snapshot.x)
+            return snapshot
+
+        train, val, test = (list(map(with_base, snapshots[cut])) for cut in cuts)
         return train, val, test
 
 
-_tu = read_once(load_tu)
-_synmol = read_once(load_synmol)
-_snapshots = read_once(load_snapshots)
-
-
-def _selected(graphs: Sequence[Data], split: Split) -> Parts:
+def selected(graphs: Sequence[Data], split: Split) -> Parts:
     train, val, test = (
         [graphs[i] for i in mask.nonzero().flatten().tolist()] for mask in split
     )

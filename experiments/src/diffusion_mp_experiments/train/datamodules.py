@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from torch_geometric.transforms import NormalizeFeatures, ToUndirected
 
 from diffusion_mp.checks import (
     Count,
+    Seed,
     check_kind,
     check_seed,
     checked,
@@ -34,18 +35,17 @@ from diffusion_mp_experiments.train.classifiers import NodeClassifier
 Loaded = TypeVar("Loaded")
 
 
-def read_once(load: Callable[..., Loaded], most: int = 2) -> Callable[..., Loaded]:
-    """Keep what `load` has read, since a process trains many models on one data set."""
-    kept = lru_cache(most)(load)
+def read_once(load: Callable[..., Loaded], *args: Any) -> Loaded:
+    """Return `load(*args)`, kept for later calls: a process trains many models on one data set."""
+    try:
+        return _kept(load, *args)
+    except TypeError:
+        return load(*args)  # which says what is wrong with a list, say
 
-    def read(*args: Any) -> Loaded:
-        try:
-            hash(args)
-        except TypeError:
-            return load(*args)  # which says what is wrong with a list, say
-        return kept(*args)
 
-    return read
+@lru_cache(4)
+def _kept(load: Callable[..., Any], *args: Any) -> Any:
+    return load(*args)
 
 
 def has_label(y: Tensor) -> Tensor:
@@ -70,12 +70,10 @@ class SplitDataModule(LightningDataModule):
     trains: ClassVar[type[LightningModule]] = NodeClassifier
 
     @checked
-    def __init__(self, split: int = 0, tuning: bool = False) -> None:
+    def __init__(self, split: Seed = 0, tuning: bool = False) -> None:
         super().__init__()
-        check_seed(split, "split")
         self.split = split
         self.tuning = tuning
-        self._parts: Parts | None = None
         self._batches: dict[int, list[Data]] = {}
 
     def parts(self) -> Parts:
@@ -111,11 +109,13 @@ class SplitDataModule(LightningDataModule):
 
     def part(self, number: int) -> Sequence[Data]:
         """Return the graphs that train (0), validate (1) or test (2)."""
-        if self._parts is None:
-            # Tensors made while validating could not be trained on.
-            with torch.inference_mode(False):
-                self._parts = self.parts()
         return self._parts[number]
+
+    @cached_property
+    def _parts(self) -> Parts:
+        # Tensors made while validating could not be trained on.
+        with torch.inference_mode(False):
+            return self.parts()
 
     def to(self, device: torch.device | str) -> None:
         """Move all graphs to a device, for loops that do not move batches as a Trainer does."""
@@ -144,7 +144,12 @@ class SplitDataModule(LightningDataModule):
 
 
 class FullGraphDataModule(SplitDataModule):
-    """Base class: one `Data` with train_mask, val_mask and test_mask, once per epoch; subclasses define `load`."""
+    """Base class: one `Data` with train_mask, val_mask and test_mask, once per epoch; subclasses define `load`.
+
+    With `num_parts` above 1 an epoch is a step on each of so many random parts of the graph.
+    """
+
+    num_parts = 1
 
     def load(self) -> Data:
         """Return the graph with its masks; called once, when first needed."""
@@ -157,6 +162,13 @@ class FullGraphDataModule(SplitDataModule):
     @property
     def data(self) -> Data:
         return self.part(0)[0]
+
+    def train_dataloader(self) -> Iterable[Data]:
+        if self.num_parts == 1:
+            return self._in_order(0)
+        # Cut on the CPU; the training loop moves one part after another.
+        graph = copy(self.data).cpu()
+        return RandomPartitionLoader(graph, self.num_parts, seed=self.split)
 
     def predict_dataloader(self) -> Iterable[Data]:
         return self._in_order(0)
@@ -175,14 +187,14 @@ class DigitsDataModule(FullGraphDataModule):
         >>> data = DigitsDataModule(per_class=5, seed=0)
     """
 
+    @checked
     def __init__(
         self,
         per_class: int = 5,
         num_val: int = 500,
         num_neighbors: int = 5,
-        seed: int = 0,
+        seed: Seed = 0,
     ) -> None:
-        check_seed(seed)
         super().__init__(seed)
         self.per_class = per_class
         self.num_val = num_val
@@ -229,19 +241,18 @@ class PlanetoidDataModule(FullGraphDataModule):
         download: bool = False,
     ) -> None:
         # True is an int for Python, and no number of a split.
-        self.numbered = isinstance(split, int) and not isinstance(split, bool)
+        self.numbered = type(split) is int
         self.public = split == "public"
         if not self.numbered and split not in ("random", "public"):
             raise ValueError(
                 f'split must be a number, "random" or "public", got {split!r}.'
             )
-        drawn = split if isinstance(split, int) else seed
-        check_seed(drawn, "split" if self.numbered else "seed")
-        super().__init__(drawn, tuning)
+        check_seed(seed)
         if tuning and not self.numbered:
             raise ValueError(
                 f"tuning needs a number as split, for only such splits keep labels apart; got {split!r}."
             )
+        super().__init__(split if isinstance(split, int) else seed, tuning)
         self.root = root
         self.network = name
         self.sparse = sparse
@@ -292,7 +303,7 @@ class HeterophilousDataModule(FullGraphDataModule):
         self.normalize_features = normalize_features
 
     def load(self) -> Data:
-        data = _heterophilous(self.root, self.name)
+        data = read_once(graphs.load_heterophilous, self.root, self.name)
         # Published splits set no labels aside: validation nodes stand in for the test.
         split = Split.of(data, self.split)
         data = (split._replace(test=split.val) if self.tuning else split).apply_to(data)
@@ -328,7 +339,7 @@ class FacebookDataModule(FullGraphDataModule):
         self.val = val
 
     def load(self) -> Data:
-        data = _facebook(self.root, self.name)
+        data = read_once(graphs.load_facebook, self.root, self.name)
         return random_split(
             visible_labels(data.y, self.tuning), self.train, self.val, self.generator
         ).apply_to(data)
@@ -417,16 +428,8 @@ class KNNDataModule(FullGraphDataModule):
         self.num_val = num_val
         self.num_parts = num_parts
 
-    def train_dataloader(self) -> Iterable[Data]:
-        if self.num_parts == 1:
-            return self._in_order(0)
-        # Cut on the CPU; the training loop moves one part after another.
-        return RandomPartitionLoader(
-            copy(self.data).cpu(), self.num_parts, seed=self.split
-        )
-
     def load(self) -> Data:
-        data = _joined(self.name, self.root, *self.joined_by)
+        data = read_once(_joined, self.name, self.root, *self.joined_by)
         labels = visible_labels(data.y, self.tuning)
         return random_split_per_class(
             labels, self.per_class, self.num_val, None, self.generator
@@ -463,7 +466,7 @@ class RowsDataModule(FullGraphDataModule):
         self.name = table
 
     def load(self) -> Data:
-        data = _rows(self.name)
+        data = read_once(graphs.load_rows, self.name)
         # Numbers are split as the rows of a single class are.
         classes = (
             data.y if self.name not in NUMBERS else torch.zeros_like(data.y).long()
@@ -474,18 +477,18 @@ class RowsDataModule(FullGraphDataModule):
         )
 
 
-_heterophilous = read_once(graphs.load_heterophilous)
-_facebook = read_once(graphs.load_facebook)
-_rows = read_once(graphs.load_rows)
-_FEATURES: dict[str, Callable[[str], Data]] = {
-    "MNIST": read_once(graphs.load_mnist, 1),
-    "20Newsgroups": read_once(graphs.load_newsgroups, 1),
-    "digits": read_once(lambda root: graphs.load_digits(), 1),
-}
-
-
-@partial(read_once, most=4)
 def _joined(
-    name: str, root: str, k: int, metric: Metric, weighted: bool, sharpness: float
+    name: str,
+    root: str,
+    k: int,
+    metric: Metric,
+    weighted: bool,
+    sharpness: float,
 ) -> Data:
-    return KNNGraph(k, metric, weighted, sharpness)(_FEATURES[name](root))
+    if name == "digits":
+        data = graphs.load_digits()
+    elif name == "MNIST":
+        data = read_once(graphs.load_mnist, root)
+    else:
+        data = read_once(graphs.load_newsgroups, root)
+    return KNNGraph(k, metric, weighted, sharpness)(data)
