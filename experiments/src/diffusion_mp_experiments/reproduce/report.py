@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,29 +34,31 @@ def lines(table: Table, records: Sequence[Record]) -> list[Line]:
     of: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         of[record["kind"], record["row"]].append(record)
-    tests = {
-        row.name: _by_split(table, of["run", row.name], "test") for row in table.rows
-    }
+    made = [row for row in table.rows if of["run", row.name]]
+    tests = {row.name: _by_split(table, of["run", row.name], "test") for row in made}
     # The picture of all tables compares with the GCN, whatever a table compares with.
     compared = {*table.baselines, "gcn"} & tests.keys()
     result = []
-    for row in table.rows:
+    for row in made:
         runs = of["run", row.name]
         searches = of["search", row.name]
         test = tests[row.name]
-        if not runs:
-            continue
-        ahead = {
-            name: _difference(table, test, tests[name])
-            for name in compared - {row.name}
-        }
+        differences = {}
+        for name in compared - {row.name}:
+            units = test.keys() & tests[name].keys()
+            if units:
+                differences[name] = _difference(table, test, tests[name], units)
+        ablated = _by_name(run["ablated"] for run in runs)
         line = Line(
             row.name,
             row.title,
             estimate(list(test.values())),
             statistics.fmean(_by_split(table, runs, "validation").values()),
-            {name: difference for name, difference in ahead.items() if difference},
-            _ablated(table, runs),
+            differences,
+            {
+                name: table.metric.scale * statistics.fmean(each)
+                for name, each in ablated.items()
+            },
             _states(runs),
             len({run["split"] for run in runs}),
             max((len(search["trials"]) for search in searches), default=0),
@@ -81,24 +83,16 @@ def _by_split(table: Table, runs: Sequence[Record], name: str) -> dict[int, floa
 
 
 def _difference(
-    table: Table, one: Mapping[int, float], other: Mapping[int, float]
-) -> Estimate | None:
-    """Return how far one is ahead on the splits (or seeds) that both have: mean and standard error."""
-    pairs = [
-        table.metric.sign * (one[unit] - other[unit]) for unit in one if unit in other
-    ]
-    if not pairs:
-        return None
-    mean, deviation = estimate(pairs)
-    return mean, deviation / math.sqrt(len(pairs))
-
-
-def _ablated(table: Table, runs: Sequence[Record]) -> dict[str, float]:
-    values = _by_name(run["ablated"] for run in runs)
-    return {
-        name: table.metric.scale * statistics.fmean(each)
-        for name, each in values.items()
-    }
+    table: Table,
+    one: Mapping[int, float],
+    other: Mapping[int, float],
+    units: Set[int],
+) -> Estimate:
+    """Return how far one is ahead on these splits (or seeds): mean and standard error."""
+    mean, deviation = estimate(
+        [table.metric.sign * (one[unit] - other[unit]) for unit in units]
+    )
+    return mean, deviation / math.sqrt(len(units))
 
 
 def _states(runs: Sequence[Record]) -> dict[str, list[float]]:
@@ -143,13 +137,17 @@ def markdown(table: Table, lines: Sequence[Line]) -> str:
     ahead = [f"ahead of {table.row(name).title}" for name in baselines]
     rows = []
     for line in lines:
-        cells = [line.title, spread(line.score, digits)]
-        cells += [signed(line.differences.get(name), digits) for name in baselines]
-        for name in ablations:
-            # Rows without an attention have nothing to replace.
-            score = line.ablated.get(name)
-            cells.append("" if score is None else f"{score:.{digits}f}")
-        rows.append([*cells, f"{line.validation:.{digits}f}", str(line.trials)])
+        # Rows without an attention have nothing to replace.
+        ablated = [line.ablated.get(name, math.nan) for name in ablations]
+        cells = [
+            line.title,
+            spread(line.score, digits),
+            *(signed(line.differences.get(name), digits) for name in baselines),
+            *("" if math.isnan(each) else f"{each:.{digits}f}" for each in ablated),
+            f"{line.validation:.{digits}f}",
+            str(line.trials),
+        ]
+        rows.append(cells)
     return grid(
         ["", table.metric.title, *ahead, *ablations, "validation", "trials"], rows
     )
@@ -253,47 +251,39 @@ def summary(
     tables: Iterable[tuple[Table, Sequence[Line]]], folder: str, best: int = 3
 ) -> str:
     """A row for every table: its GCN, and the rows with the best validation scores; its title links to its page."""
-
-    def cell(table: Table, line: Line) -> str:
-        return f"{line.title}: {spread(line.score, table.metric.digits)}"
-
     rows = []
     for table, lines in tables:
-        gcn = [
-            spread(line.score, table.metric.digits)
-            for line in lines
-            if line.row == "gcn"
-        ]
-        ranked = sorted(
-            lines, key=lambda line: table.metric.sign * line.validation, reverse=True
-        )
-        cells = [cell(table, line) for line in ranked[:best]]
+        scores = {line.row: spread(line.score, table.metric.digits) for line in lines}
+        ranked = sorted(lines, key=lambda line: -table.metric.sign * line.validation)
+        cells = [f"{line.title}: {scores[line.row]}" for line in ranked[:best]]
         if table.sweep is not None and table.sweep.path == "data.name":
             # Scores on different data cannot be ranked.
             cells = [f"{len(table.sweep.values)} sets of data, see the page"]
         cells += [""] * (best - len(cells))
         link = f"[{table.title}]({folder}/{table.name}.md)"
-        rows.append([link, table.metric.title, *(gcn or [""]), *cells])
+        rows.append([link, table.metric.title, scores.get("gcn", ""), *cells])
     places = ["best on validation", "second", "third"]
     return grid(["table", "score", "GCN", *places[:best]], rows)
+
+
+def best_trial(search: Record) -> Record:
+    """Return the trial that a search has chosen; a single trial has no score, since it is the best without one."""
+    scored = [trial for trial in search["trials"] if trial["value"] is not None]
+    return max(scored, key=lambda trial: trial["value"], default=search["trials"][0])
 
 
 def chosen(table: Table, records: Iterable[Record]) -> str:
     """Return what the search of every row has chosen, in Markdown; with nested tuning `results/` alone has it."""
     sentences = []
     for record in records:
-        if record["kind"] != "search" or record["split"] is not None:
-            continue
-        trials = record["trials"]
-        scored = [trial for trial in trials if trial["value"] is not None]
-        # A single trial has no score, since it is the best without one.
-        best = max(scored, key=lambda trial: trial["value"], default=trials[0])
-        values = [
-            f"{path} {format(value, '.3g' if isinstance(value, float) else '')}"
-            for path, value in best["settings"].items()
-        ]
-        if values:
-            sentences.append(f"- {table.row(record['row']).title}: {', '.join(values)}")
+        if record["kind"] == "search" and record["split"] is None:
+            values = [
+                f"{path} {format(value, '.3g' if isinstance(value, float) else '')}"
+                for path, value in best_trial(record)["settings"].items()
+            ]
+            if values:
+                title = table.row(record["row"]).title
+                sentences.append(f"- {title}: {', '.join(values)}")
     if not sentences:
         return ""
     return "\n".join(["Settings chosen by the searches:\n", *sentences])
@@ -305,7 +295,6 @@ def card(table: Table, record: Record, flags: str) -> str:
     metric = table.metric
     data = table.config(row, record["settings"])["data"]
     data["init_args"].pop("root", None)
-    data_module = data["class_path"].rpartition(".")[2]
     versions = [f"{name} {version}" for name, version in record["versions"].items()]
 
     def score(name: str) -> str:
@@ -315,7 +304,7 @@ def card(table: Table, record: Record, flags: str) -> str:
         return f"{metric.scale * value:.{metric.digits}f}"
 
     facts = {
-        "data": f"`{data_module}`, {data['init_args']}, hash {record['data']}",
+        "data": f"`{data['class_path'].rpartition('.')[2]}`, {data['init_args']}, hash {record['data']}",
         "settings": f"hash {record['config']}",
         "split, seed": f"{record['split']}, {record['seed']}",
         f"{metric.title}, test": score("test"),
