@@ -27,10 +27,11 @@ def digest(problem: Problem) -> str:
     """Hash the data of a problem."""
     found = hashlib.sha256(repr((problem.task, problem.classes)).encode())
     for graph in problem.graphs:
-        for name, value in sorted(graph.to_dict().items()):
-            if isinstance(value, torch.Tensor):
-                found.update(name.encode())
-                found.update(value.contiguous().numpy().tobytes())
+        for name in sorted(graph.keys()):
+            found.update(name.encode())
+            found.update(graph[name].contiguous().numpy().tobytes())
+    for mask in problem.split or ():
+        found.update(mask.numpy().tobytes())
     return found.hexdigest()[:12]
 
 

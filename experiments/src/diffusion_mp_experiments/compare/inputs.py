@@ -23,24 +23,20 @@ from diffusion_mp.checks import (
     describe,
 )
 from diffusion_mp_experiments.compare.problem import (
-    MASKS,
     RECORD,
     Problem,
     check_graph,
     read_arrays,
 )
 from diffusion_mp_experiments.compare.tables import read_table
-from diffusion_mp_experiments.compare.tidying import (
-    graph_problem,
-    node_problem,
-    some,
-)
+from diffusion_mp_experiments.compare.tidying import NO_FEATURES, as_problem, some
 from diffusion_mp_experiments.files.reading import as_path, check_present, reading
 from diffusion_mp_experiments.files.text_tables import number_blocks
 from diffusion_mp_experiments.graphs.graph_sets import read_tu
 from diffusion_mp_experiments.graphs.node_sets import load_heterophilous
 from diffusion_mp_experiments.train.checkpoints import load_checkpoint
 
+MASKS = ("train_mask", "val_mask", "test_mask")
 _TABLES = (".csv", ".tsv", ".txt")
 _FORMS = (
     "a table .csv, a folder with nodes.csv and edges.csv, a folder of TUDataset, or a file .pt, .npz or .safetensors "
@@ -211,45 +207,32 @@ def _from_graph(
     task: str | None,
     directed: bool | None,
 ) -> Problem:
+    field = target or "y"
     labels: np.ndarray = np.empty(0)
-    field = _target_field(source, where, target, task == "link")
-    if field is not None:
+    if field in source:
         labels = np.atleast_1d(source[field])
-    data, notes = _graph(source, where, len(labels))
-    if labels.shape == (len(data.x), 1):
-        labels = labels[:, 0]
-    if field is not None and labels.shape != (len(data.x),):
+    elif task != "link" or target is not None:
         raise ValueError(
-            f"{where}{field} must have one label for each of {len(data.x)} nodes; got an array of shape "
+            f"{where}source has no {field}; name the field to predict with target=, one of "
+            f'{some(sorted(source.keys()))}, or predict links with task="link".'
+        )
+    data, notes = _graph(source, where, len(labels))
+    nodes = len(data.x)
+    if labels.shape == (nodes, 1):
+        labels = labels[:, 0]
+    if field in source and labels.shape != (nodes,):
+        raise ValueError(
+            f"{where}{field} must have one label for each of {nodes} nodes; got an array of shape "
             f"{list(labels.shape)}, so choose one column of several."
         )
-    masks = [name for name in MASKS if name in source]
-    if 0 < len(masks) < len(MASKS):
-        notes.append(
-            f"{some(masks)} was left out: a split needs train_mask, val_mask and test_mask."
-        )
-    return node_problem(
-        data,
+    return as_problem(
+        [data],
         labels,
-        f"{where}{field or 'source'}",
+        f"{where}{field}",
         task=task,
         directed=directed,
+        split=_split(source, nodes, where, notes),
         notes=notes,
-        split=_split(source, len(data.x), where),
-    )
-
-
-def _target_field(
-    data: Data, where: str, target: str | None, optional: bool
-) -> str | None:
-    field = target or "y"
-    if field in data:
-        return field
-    if optional and target is None:
-        return None
-    raise ValueError(
-        f"{where}source has no {field}; name the field to predict with target=, one of {some(sorted(data.keys()))}, "
-        f'or predict links with task="link".'
     )
 
 
@@ -260,7 +243,7 @@ def _graph(source: Data, where: str, labels: int) -> tuple[Data, list[str]]:
     if x is None:
         rows = labels or _count_nodes(source)
         x = torch.ones(rows, 1)
-        notes.append("There are no features, so a constant takes their place.")
+        notes.append(NO_FEATURES)
     x = as_tensor(x, f"{where}x", "a tensor [num_nodes, channels]")
     data = Data(x=x.float())
     if source.edge_index is not None:
@@ -288,10 +271,20 @@ def _count_nodes(source: Data) -> int:
         return source.num_nodes or 0
 
 
-def _split(data: Data, nodes: int, where: str) -> tuple[Tensor, Tensor, Tensor] | None:
-    if not all(name in data for name in MASKS):
+def _split(
+    data: Data, nodes: int, where: str, notes: list[str]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    masks = [
+        as_tensor(data[name], f"{where}{name}", "a mask [N]")
+        for name in MASKS
+        if name in data
+    ]
+    if len(masks) < len(MASKS):
+        if masks:
+            notes.append(
+                f"{some(name for name in MASKS if name in data)} was left out: a split needs {', '.join(MASKS)}."
+            )
         return None
-    masks = [as_tensor(data[name], f"{where}{name}", "a mask [N]") for name in MASKS]
     if any(mask.dim() not in (1, 2) or len(mask) != nodes for mask in masks):
         raise ValueError(
             f"{where}masks must be [{nodes}] or [{nodes}, splits]; got {', '.join(map(describe, masks))}."
@@ -317,6 +310,7 @@ def _from_graphs(
         raise ValueError(
             f"{where}directed is for one graph, and source is a list; leave it out."
         )
+    field = target or "y"
     graphs = []
     labels = []
     for number, source in enumerate(sources):
@@ -325,7 +319,7 @@ def _from_graphs(
         if data.edge_index is None:
             data.edge_index = torch.empty(2, 0, dtype=torch.long)
         graphs.append(data)
-        labels.append(_graph_label(source, target or "y", here))
+        labels.append(_graph_label(source, field, here))
     shapes = {
         (data.num_features, data.num_edge_features, "edge_weight" in data)
         for data in graphs
@@ -335,12 +329,13 @@ def _from_graphs(
             f"{where}source must be graphs with the same features of nodes and edges; got several kinds, "
             f"or no graph at all, so make them alike."
         )
-    return graph_problem(
+    return as_problem(
         graphs,
         np.array(labels),
-        f"{where}{target or 'y'}",
+        f"{where}{field}",
         task=task,
         notes=notes,
+        of_graphs=True,
     )
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +29,9 @@ from diffusion_mp_experiments.files.reading import (
 )
 from diffusion_mp_experiments.train.checkpoints import replace_file
 
-MASKS = ("train_mask", "val_mask", "test_mask")
 #: The array of a file in which everything but tensors is.
 RECORD = "problem"
-_FIELDS = ("x", "edge_index", "edge_attr", "edge_weight", "y", *MASKS)
+_FIELDS = ("x", "edge_index", "edge_attr", "edge_weight", "y")
 _RECORDED = ("task", "classes", "names", "directed", "notes")
 _LARGEST = 1 << 35  # bytes of all arrays
 _WAY_OUT = "Give a file that Problem.save wrote, or write it anew."
@@ -47,8 +45,8 @@ class Problem:
         task: what has labels: "node" (nodes, or rows of a table without edges), "graph", or "link" (the edges).
         classes: names of the classes, or () where a number is predicted.
         graphs: one graph for nodes and links. It has x [N, C], y [N] of int64 (-1: unknown) or float32 (NaN: unknown),
-            and where the source has them edge_index [2, E], edge_attr [E, D], edge_weight [E], and masks of the
-            published splits [N] or [N, S]. Of several graphs, each has y [1].
+            and where the source has them edge_index [2, E], edge_attr [E, D] and edge_weight [E]. Of several graphs,
+            each has y [1].
         names: names of the nodes, rows or graphs in the source.
         split: masks [N] or [N, S] over nodes, or over graphs, that came with the data: training, validation, test.
         directed: whether an edge may be there without its reverse.
@@ -77,10 +75,9 @@ class Problem:
             parts = [data[field] for data in self.graphs if field in data]
             if parts:
                 along = _dimension(field)
+                sizes = [part.size(along) for part in parts]
                 arrays[field] = torch.cat(parts, along).numpy()
-                arrays[f"{field}.sizes"] = np.array(
-                    [part.size(along) for part in parts]
-                )
+                arrays[f"{field}.sizes"] = np.array(sizes)
         if self.split is not None:
             arrays["split"] = torch.stack(self.split).numpy()
         record = {name: getattr(self, name) for name in _RECORDED}
@@ -105,13 +102,12 @@ class Problem:
         with reading(path, _WAY_OUT):
             arrays = read_arrays(path)
             record = json.loads(arrays.pop(RECORD).tobytes())
-            tensors = {name: torch.from_numpy(part) for name, part in arrays.items()}
-            split = None
-            if "split" in tensors:
-                split = tuple(tensors["split"].bool())
             for name in ("classes", "names", "notes"):
                 record[name] = tuple(map(str, record[name]))
-            problem = cls(graphs=_divided(tensors), split=split, **record)
+            tensors = {name: torch.from_numpy(part) for name, part in arrays.items()}
+            if "split" in tensors:
+                record["split"] = tuple(tensors["split"].bool())
+            problem = cls(graphs=_divided(tensors), **record)
             problem._check()
         return problem
 
@@ -137,9 +133,7 @@ class Problem:
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return all arrays of a .npz file without pickles. Call this function within `reading`."""
-    with zipfile.ZipFile(path) as archive:
-        names = [name.removesuffix(".npy") for name in archive.namelist()]
-    return read_npz(path, names, _LARGEST)
+    return read_npz(path, None, _LARGEST)
 
 
 def check_graph(data: Data, where: str = "") -> None:

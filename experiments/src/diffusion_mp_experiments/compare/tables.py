@@ -16,11 +16,7 @@ from torch_geometric.utils import from_smiles
 
 from diffusion_mp.checks import needed_by
 from diffusion_mp_experiments.compare.problem import Problem
-from diffusion_mp_experiments.compare.tidying import (
-    graph_problem,
-    node_problem,
-    some,
-)
+from diffusion_mp_experiments.compare.tidying import NO_FEATURES, as_problem, some
 from diffusion_mp_experiments.files.reading import reading
 
 Columns = dict[str, list[str]]
@@ -59,33 +55,168 @@ def read_table(
     Raises:
         ValueError: a table is damaged, or there is nothing to predict. The message names the file.
     """
-    columns = _read_columns(path)
-    names = _take_names(path, columns, identifier, edges is not None)
-    labels = _take_target(path, columns, target, task == "link")
-    part, notes = _take_split(columns)
-    molecules = None
+    table = _Table(path)
+    names = table.take_names(identifier, needed=edges is not None)
+    what, labels = table.take_target(target, task)
+    part = table.take_split()
+    kept = list(range(table.rows))
+    smiles = None
     if edges is None:
-        molecules = _molecule_column(columns)
-    if molecules is not None:
-        return _molecules(path, columns, molecules, labels, part, task, notes)
-    x, more = _features(columns, len(names))
-    notes += more
-    data = Data(x=torch.from_numpy(x))
-    if edges is not None:
-        notes += _add_edges(data, edges, path, names)
-    what, values = _labels(path, labels)
-    if task == "link":
-        notes += [f"The column {name} was left out." for name in labels]
-    return node_problem(
-        data,
-        values,
+        smiles = table.molecules()
+    if smiles is not None:
+        names = table.columns[smiles]
+        graphs, kept = _molecules(table, smiles)
+    else:
+        data = Data(x=table.features())
+        graphs = [data]
+        if edges is not None:
+            _add_edges(data, _Table(edges), table, names)
+    return as_problem(
+        graphs,
+        _label_values([labels[i] for i in kept]),
         what,
         task=task,
         directed=bool(directed),
-        notes=notes,
-        names=names,
-        split=_masks(part),
+        notes=table.notes,
+        names=[names[i] for i in kept],
+        split=None
+        if part is None
+        else (part[kept] == 0, part[kept] == 1, part[kept] == 2),
+        of_graphs=smiles is not None,
     )
+
+
+class _Table:
+    """A table of texts, from which columns are taken one after another; what is left are features.
+
+    Attributes:
+        path: path of the file.
+        columns: the columns by their names.
+        rows: number of rows.
+        notes: what was changed or left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns = _read_columns(path)
+        self.rows = len(next(iter(self.columns.values())))
+        self.notes: list[str] = []
+
+    def named(self, names: Collection[str]) -> list[str]:
+        return [column for column in self.columns if column.lower() in names]
+
+    def check_column(self, name: str, argument: str) -> None:
+        if name not in self.columns:
+            raise ValueError(
+                f"{self.path} has no column {name!r}; {argument} must be one of {some(self.columns)}."
+            )
+
+    def take_names(self, identifier: str | None, needed: bool) -> list[str]:
+        """Remove the column of ids and return it; without one, rows are numbered from 0."""
+        if identifier is None:
+            found = self.named(_IDENTIFIERS)
+            if needed:
+                found += self.columns
+            if not found:
+                return [str(row) for row in range(self.rows)]
+            identifier = found[0]
+        self.check_column(identifier, "identifier")
+        names = self.columns.pop(identifier)
+        twice = _repeated(names)
+        if twice or "" in names:
+            wrong = f"{some(twice)} several times"
+            if "" in names:
+                wrong = "rows without one"
+            raise ValueError(
+                f'{self.path}: the ids in the column "{identifier}" must all be different, and there are {wrong}; '
+                f"correct them, or name another column with identifier=."
+            )
+        return names
+
+    def take_target(
+        self, target: str | None, task: str | None
+    ) -> tuple[str, list[str]]:
+        """Remove the column that is predicted, and return what begins messages about it, and the column.
+
+        Of links nothing is predicted; columns that look like a target are removed all the same.
+        """
+        found = self.named(_TARGETS)
+        if target is not None:
+            self.check_column(target, "target")
+            found = [target]
+        if task == "link":
+            for name in found:
+                del self.columns[name]
+                self.notes.append(f"The column {name} was left out.")
+            return str(self.path), [""] * self.rows
+        if len(found) != 1:
+            raise ValueError(
+                f"{self.path} must have one column named label, target, class or y, and has {len(found)}; name the "
+                f'column to predict with target=, one of {some(self.columns)}, or predict links with task="link".'
+            )
+        (name,) = found
+        return f'{self.path}: the column "{name}"', self.columns.pop(name)
+
+    def take_split(self) -> Tensor | None:
+        """Remove a column of train, val and test, and return the number of the part of every row (-1: none)."""
+        for name in self.named(["split"]):
+            texts = [_known(text).lower() for text in self.columns[name]]
+            words = {*texts} - {""}
+            # A column of other words is a feature like any other.
+            if words and words <= _PARTS.keys():
+                del self.columns[name]
+                part = torch.tensor([_PARTS.get(text, -1) for text in texts])
+                if {0, 1, 2} <= {*part.tolist()}:
+                    return part
+                self.notes.append(
+                    f"The column {name} was left out: it must have train, val and test, and has {some(sorted(words))}."
+                )
+                return None
+        return None
+
+    def molecules(self) -> str | None:
+        """Return the name of the column of SMILES strings, if there is one."""
+        found = self.named(["smiles"])
+        if found or find_spec("rdkit") is None:
+            return next(iter(found), None)
+        for name, texts in self.columns.items():
+            first = texts[:_LOOKED_AT]
+            # Categories such as C, N and O repeat, molecules hardly.
+            different = _numbers(first) is None and not _repeated(first)
+            if different and all(from_smiles(text).num_nodes for text in first):
+                return name
+        return None
+
+    def features(self) -> Tensor:
+        """Return float32 features [rows, C] of the columns, a column of ones if there are none."""
+        parts = []
+        for name, texts in self.columns.items():
+            numbers = _numbers(texts)
+            if numbers is None:
+                kinds = _indicators([*map(_known, texts)])
+                count = kinds.shape[1]
+                if count > _KINDS:
+                    note = f"was left out: it is text with {count} different values."
+                else:
+                    parts.append(kinds)
+                    note = f"became {count} indicator columns."
+                self.notes.append(f"The column {name} {note}")
+                continue
+            missing = np.isnan(numbers)
+            if missing.all():
+                self.notes.append(f"The column {name} was left out: it is empty.")
+                continue
+            if missing.any():
+                numbers[missing] = numbers[~missing].mean()
+                parts.append(missing[:, None])
+                self.notes.append(
+                    f"{missing.sum()} missing numbers of the column {name} became its mean, and an indicator column."
+                )
+            parts.append(numbers[:, None])
+        if not parts:
+            parts = [np.ones((self.rows, 1))]
+            self.notes.append(NO_FEATURES)
+        return torch.from_numpy(np.hstack(parts).astype(np.float32))
 
 
 def _read_columns(path: Path) -> Columns:
@@ -122,140 +253,27 @@ def _repeated(values: Sequence[str]) -> list[str]:
     return [value for value, count in Counter(values).items() if count > 1]
 
 
-def _named(columns: Columns, names: Collection[str]) -> list[str]:
-    return [column for column in columns if column.lower() in names]
-
-
-def _take_names(
-    path: Path, columns: Columns, identifier: str | None, needed: bool
-) -> tuple[str, ...]:
-    """Remove the column of ids and return it; without one, rows are numbered from 0."""
-    if identifier is None:
-        found = _named(columns, _IDENTIFIERS)
-        if needed:
-            found += columns
-        if not found:
-            rows = len(next(iter(columns.values())))
-            return tuple(map(str, range(rows)))
-        identifier = found[0]
-    _check_column(path, columns, identifier, "identifier")
-    names = columns.pop(identifier)
-    twice = _repeated(names)
-    if twice or "" in names:
-        wrong = f"{some(twice)} several times"
-        if "" in names:
-            wrong = "rows without one"
-        raise ValueError(
-            f'{path}: the ids in the column "{identifier}" must all be different, and there are {wrong}; '
-            f"correct them, or name another column with identifier=."
-        )
-    return tuple(names)
-
-
-def _check_column(path: Path, columns: Columns, name: str, argument: str) -> None:
-    if name not in columns:
-        raise ValueError(
-            f"{path} has no column {name!r}; {argument} must be one of {some(columns)}."
-        )
-
-
-def _take_target(
-    path: Path, columns: Columns, target: str | None, optional: bool
-) -> Columns:
-    """Remove the column that is predicted and return it by its name."""
-    found = _named(columns, _TARGETS)
-    if target is not None:
-        _check_column(path, columns, target, "target")
-        found = [target]
-    if len(found) != 1 and not optional:
-        raise ValueError(
-            f"{path} must have one column named label, target, class or y, and has {len(found)}; name the column to "
-            f'predict with target=, one of {some(columns)}, or predict links with task="link".'
-        )
-    return {name: columns.pop(name) for name in found}
-
-
-def _take_split(columns: Columns) -> tuple[Tensor | None, list[str]]:
-    """Remove a column of train, val and test, and return the number of the part of every row (-1: none), and notes."""
-    for name in _named(columns, ["split"]):
-        texts = ["" if _is_missing(text) else text.lower() for text in columns[name]]
-        words = {*texts} - {""}
-        # A column of other words is a feature like any other.
-        if words and words <= _PARTS.keys():
-            del columns[name]
-            part = torch.tensor([_PARTS.get(text, -1) for text in texts])
-            if {0, 1, 2} <= {*part.tolist()}:
-                return part, []
-            return None, [
-                f"The column {name} was left out: it must have train, val and test, and has {some(sorted(words))}."
-            ]
-    return None, []
-
-
-def _masks(part: Tensor | None) -> tuple[Tensor, Tensor, Tensor] | None:
-    return None if part is None else (part == 0, part == 1, part == 2)
-
-
-def _labels(path: Path, labels: Columns) -> tuple[str, np.ndarray]:
-    """Return what begins messages about the first column, and its values as in `as_labels`."""
-    for name, texts in labels.items():
-        values = _numbers(texts)
-        if values is None:
-            known = [None if _is_missing(text) else text for text in texts]
-            values = np.array(known, object)
-        return f'{path}: the column "{name}"', values
-    return str(path), np.empty(0)
-
-
-def _is_missing(text: str) -> bool:
-    return text.lower() in _MISSING
+def _known(text: str) -> str:
+    """Return a text, or an empty one if it says that something is missing."""
+    return "" if text.lower() in _MISSING else text
 
 
 def _numbers(texts: list[str]) -> np.ndarray | None:
     """Return floats, NaN where they are missing, infinite or beyond float32; None if there is text."""
     try:
-        values = np.array(
-            [float("nan" if _is_missing(text) else text) for text in texts]
-        )
+        values = np.array([float(_known(text) or "nan") for text in texts])
     except ValueError:
         return None
     values[np.abs(values) > np.finfo(np.float32).max] = np.nan
     return values
 
 
-def _features(columns: Columns, rows: int) -> tuple[np.ndarray, list[str]]:
-    """Return float32 features [rows, C], a column of ones if there are none, and notes."""
-    parts = []
-    notes = []
-    for name, texts in columns.items():
-        numbers = _numbers(texts)
-        if numbers is None:
-            kinds = _indicators(["" if _is_missing(text) else text for text in texts])
-            if kinds.shape[1] > _KINDS:
-                notes.append(
-                    f"The column {name} was left out: it is text with {kinds.shape[1]} different values."
-                )
-                continue
-            parts.append(kinds)
-            notes.append(
-                f"The column {name} became {kinds.shape[1]} indicator columns."
-            )
-            continue
-        missing = np.isnan(numbers)
-        if missing.all():
-            notes.append(f"The column {name} was left out: it is empty.")
-            continue
-        if missing.any():
-            numbers[missing] = numbers[~missing].mean()
-            parts.append(missing[:, None])
-            notes.append(
-                f"{missing.sum()} missing numbers of the column {name} became its mean, and an indicator column."
-            )
-        parts.append(numbers[:, None])
-    if not parts:
-        parts = [np.ones((rows, 1))]
-        notes.append("There are no features, so a constant takes their place.")
-    return np.hstack(parts).astype(np.float32), notes
+def _label_values(texts: list[str]) -> np.ndarray:
+    """Return numbers, or else texts, as in `as_labels`."""
+    values = _numbers(texts)
+    if values is None:
+        return np.array([_known(text) or None for text in texts], object)
+    return values
 
 
 def _indicators(values: Sequence[str] | np.ndarray) -> np.ndarray:
@@ -263,94 +281,64 @@ def _indicators(values: Sequence[str] | np.ndarray) -> np.ndarray:
     return place[:, None] == np.arange(len(found))
 
 
-def _add_edges(
-    data: Data, path: Path, nodes: Path, names: tuple[str, ...]
-) -> list[str]:
-    """Set edge_index of the graph, and edge_weight and edge_attr if the table has such columns."""
-    columns = _read_columns(path)
+def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -> None:
+    """Set edge_index of the graph, and edge_weight and edge_attr if the table of edges has such columns."""
+    columns = edges.columns
     columns.pop("", None)
     place = {name: number for number, name in enumerate(names)}
     lower = {name.lower(): name for name in columns}
+    ends = list(columns)[:2]
     pairs = [pair for pair in _ENDS if lower.keys() >= set(pair)]
-    ends = [lower[end] for end in pairs[0]] if pairs else list(columns)[:2]
-    if len(ends) < 2 or (not pairs and place.keys() >= set(ends)):
+    if pairs:
+        ends = [lower[end] for end in pairs[0]]
+    elif len(ends) < 2 or place.keys() >= set(ends):
         raise ValueError(
-            f"{path} must begin with a line of names, such as source,target; got {some(columns)}."
+            f"{edges.path} must begin with a line of names, such as source,target; got {some(columns)}."
         )
     listed = [columns.pop(end) for end in ends]
     unknown = sorted({*listed[0], *listed[1]} - place.keys())
     if unknown:
         raise ValueError(
-            f"{path}: the ends of edges must be ids of {nodes}, and {len(unknown)} are not: {some(unknown)}; "
-            f"add them there, or leave their edges out."
+            f"{edges.path}: the ends of edges must be ids of {nodes.path}, and {len(unknown)} are not: "
+            f"{some(unknown)}; add them there, or leave their edges out."
         )
     data.edge_index = torch.tensor([[place[name] for name in end] for end in listed])
-    for name in _named(columns, _WEIGHTS):
+    for name in edges.named(_WEIGHTS):
         weights = _numbers(columns.pop(name))
         if weights is None or not (weights >= 0).all():
             raise ValueError(
-                f'{path}: the column "{name}" must hold numbers >= 0; correct it, or give it another name, '
+                f'{edges.path}: the column "{name}" must hold numbers >= 0; correct it, or give it another name, '
                 f"so that it becomes a feature of the edges."
             )
         data.edge_weight = torch.from_numpy(weights).float()
-    if not columns:
-        return []
-    features, notes = _features(columns, data.num_edges)
-    data.edge_attr = torch.from_numpy(features)
-    return notes
+    if columns:
+        data.edge_attr = edges.features()
+        nodes.notes += edges.notes
 
 
-def _molecule_column(columns: Columns) -> str | None:
-    """Return the name of the column of SMILES strings, if there is one."""
-    found = _named(columns, ["smiles"])
-    if found or find_spec("rdkit") is None:
-        return next(iter(found), None)
-    for name, texts in columns.items():
-        first = texts[:_LOOKED_AT]
-        # Categories such as C, N and O repeat, molecules hardly.
-        different = _numbers(first) is None and len(set(first)) == len(first)
-        if different and all(from_smiles(text).num_nodes for text in first):
-            return name
-    return None
-
-
-def _molecules(
-    path: Path,
-    columns: Columns,
-    name: str,
-    labels: Columns,
-    part: Tensor | None,
-    task: str | None,
-    notes: list[str],
-) -> Problem:
+def _molecules(table: _Table, name: str) -> tuple[list[Data], list[int]]:
+    """Return the molecules of a column of SMILES strings, and the numbers of their rows."""
     with needed_by("A table of molecules", "diffusion-mp-experiments[molecules]"):
         import_module("rdkit")
-    graphs = [from_smiles(text) for text in columns[name]]
+    texts = table.columns[name]
+    graphs = [from_smiles(text) for text in texts]
     # PyG makes a graph without nodes of what rdkit cannot read.
     kept = [number for number, graph in enumerate(graphs) if graph.num_nodes]
+    wrong = [
+        text for text, graph in zip(texts, graphs, strict=True) if not graph.num_nodes
+    ]
     if not kept:
         raise ValueError(
-            f'{path}: none of the column "{name}" is a molecule that rdkit reads; it must hold SMILES strings.'
+            f'{table.path}: none of the column "{name}" is a molecule that rdkit reads; it must hold SMILES strings.'
         )
-    if len(kept) < len(graphs):
-        wrong = [columns[name][i] for i in set(range(len(graphs))).difference(kept)]
-        notes.append(
+    if wrong:
+        table.notes.append(
             f"{len(wrong)} rows that are no molecules were left out: {some(wrong)}."
         )
-    others = [column for column in columns if column != name]
+    others = [column for column in table.columns if column != name]
     if others:
-        notes.append(f"The columns {some(others)} were left out beside {name}.")
-    kept_labels = {column: [texts[i] for i in kept] for column, texts in labels.items()}
-    what, values = _labels(path, kept_labels)
-    return graph_problem(
-        _with_indicators([graphs[i] for i in kept]),
-        values,
-        what,
-        task=task,
-        notes=notes,
-        names=[columns[name][i] for i in kept],
-        split=_masks(None if part is None else part[kept]),
-    )
+        table.notes.append(f"The columns {some(others)} were left out beside {name}.")
+    return _with_indicators([graphs[i] for i in kept]), kept
 
 
 def _with_indicators(graphs: list[Data]) -> list[Data]:

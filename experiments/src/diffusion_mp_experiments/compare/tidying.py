@@ -1,7 +1,7 @@
 """What tables and tensors share once they are read: the task, the labels, and the edges."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -9,10 +9,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, is_undirected, to_undirected
 
-from diffusion_mp_experiments.compare.problem import MASKS, Problem
+from diffusion_mp_experiments.compare.problem import Problem
 
 _FEW = 20  # whole numbers that are classes unless the user says otherwise
 _MOST = 1000  # classes
+NO_FEATURES = "There are no features, so a constant takes their place."
 _TASKS = {
     "rows": (None, "node", "regression"),
     "nodes": (None, "node", "link", "regression"),
@@ -20,55 +21,7 @@ _TASKS = {
 }
 
 
-def node_problem(
-    data: Data,
-    labels: np.ndarray,
-    what: str,
-    *,
-    task: str | None,
-    directed: bool | None,
-    notes: list[str],
-    names: Sequence[str] | None = None,
-    split: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> Problem:
-    """Return the problem of one graph, or of the rows of a table, which have no edge_index.
-
-    Args:
-        data: x, and what is known of edges.
-        labels: what is predicted, [N], as in `as_labels`; not read for links.
-        what: what has the labels, which begins the messages.
-        task: as in `read`.
-        directed: as in `tidy_edges`.
-        notes: what was changed so far.
-        names: names of the nodes, by default their numbers.
-        split: masks of the training, validation and test nodes.
-
-    Raises:
-        ValueError: the task does not fit, or there is nothing to predict.
-    """
-    kind = "rows" if data.edge_index is None else "nodes"
-    _check_task(task, kind, what)
-    classes: tuple[str, ...] = ()
-    if task != "link":
-        data.y, classes, more = as_labels(labels, what, task)
-        notes = notes + more
-    if split is not None:
-        data.update(dict(zip(MASKS, split, strict=True)))
-    if kind == "nodes":
-        directed, more = tidy_edges(data, directed)
-        notes = notes + more
-    return Problem(
-        task="link" if task == "link" else "node",
-        classes=classes,
-        graphs=[data],
-        names=tuple(names or map(str, range(len(data.x)))),
-        split=split,
-        directed=bool(directed),
-        notes=tuple(notes),
-    )
-
-
-def graph_problem(
+def as_problem(
     graphs: list[Data],
     labels: np.ndarray,
     what: str,
@@ -77,42 +30,67 @@ def graph_problem(
     notes: list[str],
     names: Sequence[str] | None = None,
     split: tuple[Tensor, Tensor, Tensor] | None = None,
+    directed: bool | None = None,
+    of_graphs: bool = False,
 ) -> Problem:
-    """Return the problem of several graphs; the arguments are those of `node_problem`, with a label for every graph."""
-    _check_task(task, "graphs", what)
-    y, classes, more = as_labels(labels, what, task)
-    for data, label in zip(graphs, y.split(1), strict=True):
-        data.y = label
-    return Problem(
-        task="graph",
-        classes=classes,
-        graphs=graphs,
-        names=tuple(names or map(str, range(len(graphs)))),
-        split=split,
-        notes=(*notes, *more),
-    )
+    """Return the problem of one graph, of the rows of a table, which have no edge_index, or of several graphs.
 
+    Args:
+        graphs: x, and what is known of edges.
+        labels: what is predicted, of every node or every graph, as in `as_labels`; not read for links.
+        what: what has the labels, which begins the messages.
+        task: as in `read`.
+        notes: what was changed so far.
+        names: names of the nodes or graphs, by default their numbers.
+        split: masks of the nodes or graphs that train, validate and test.
+        directed: as in `tidy_edges`, of one graph.
+        of_graphs: whether graphs have labels, not nodes.
 
-def _check_task(task: str | None, kind: str, what: str) -> None:
+    Raises:
+        ValueError: the task does not fit, or there is nothing to predict.
+    """
+    kind = "nodes"
+    if of_graphs:
+        kind = "graphs"
+    elif graphs[0].edge_index is None:
+        kind = "rows"
     if task not in _TASKS[kind]:
         choices = some(_TASKS[kind][1:])
         raise ValueError(
             f"{what}: task must be one of {choices} for {kind} (a link needs edges); got {task!r}."
         )
+    notes = [*notes]
+    classes: tuple[str, ...] = ()
+    has_labels: Literal["node", "graph", "link"] = "graph" if of_graphs else "node"
+    if task == "link":
+        has_labels = "link"
+    else:
+        y, classes = as_labels(labels, what, task, notes)
+        for data, part in zip(graphs, y.chunk(len(graphs)), strict=True):
+            data.y = part
+    if kind == "nodes":
+        directed = tidy_edges(graphs[0], directed, notes)
+    count = len(graphs) if of_graphs else len(graphs[0].x)
+    return Problem(
+        task=has_labels,
+        classes=classes,
+        graphs=graphs,
+        names=tuple(names or map(str, range(count))),
+        split=split,
+        directed=bool(directed),
+        notes=tuple(notes),
+    )
 
 
 def some(values: Iterable[object]) -> str:
     """Return the first few values for a message."""
-    values = list(values)
-    shown = ", ".join(map(repr, values[:10]))
-    if len(values) > 10:
-        shown += ", …"
-    return shown
+    shown = [repr(value) for value in values]
+    return ", ".join(shown[:10] + ["…"] * (len(shown) > 10))
 
 
 def as_labels(
-    values: np.ndarray, what: str, task: str | None
-) -> tuple[Tensor, tuple[str, ...], list[str]]:
+    values: np.ndarray, what: str, task: str | None, notes: list[str]
+) -> tuple[Tensor, tuple[str, ...]]:
     """Turn values into class numbers, or into numbers to predict.
 
     Text, integers and bools are classes, and so are at most 20 different whole numbers among floats.
@@ -122,9 +100,10 @@ def as_labels(
             as numbers, and None among text.
         what: what has the values, which begins the messages.
         task: "regression" makes them numbers; "node" and "graph" make them classes.
+        notes: gets a sentence on what is not as it may have been meant.
 
     Returns:
-        y [N] as in `Problem`, the names of the classes, and notes.
+        y [N] as in `Problem`, and the names of the classes.
 
     Raises:
         ValueError: there is nothing to predict, or there are too many classes.
@@ -133,7 +112,6 @@ def as_labels(
     found, place, counts = np.unique(
         values[known], return_inverse=True, return_counts=True
     )
-    notes = []
     if len(found) < 2:
         only = "no value is known"
         if len(found):
@@ -142,28 +120,32 @@ def as_labels(
             f"{what} must have at least two different values, but {only}; name another with target=, "
             f"or fill in what is missing (in integers -1 means unknown)."
         )
-    if not known.all():
-        notes.append(f"{what} is unknown for {int((~known).sum())} of {len(known)}.")
+    unknown = len(known) - int(known.sum())
+    if unknown:
+        notes.append(f"{what} is unknown for {unknown} of {len(known)}.")
     if _is_number(found, what, task):
         numbers = np.where(known, values, np.nan).astype(np.float32)
         if len(found) <= _MOST and (found % 1 == 0).all() and task is None:
             notes.append(
                 f'{what} has {len(found)} whole numbers and is predicted as a number; task="node" makes them classes.'
             )
-        return torch.from_numpy(numbers), (), notes
+        return torch.from_numpy(numbers), ()
     most = max(_FEW, min(_MOST, int(known.sum()) // 2))
     if len(found) > most:
         raise ValueError(
             f"{what} has {len(found)} different values, and classes may be at most {most} here; name another "
             f'with target=, or predict a number with task="regression".'
         )
-    classes = tuple(_class_name(value) for value in found)
+    # 3.0 of a table is the class "3".
+    classes = tuple(
+        f"{value:.15g}" if isinstance(value, float) else str(value) for value in found
+    )
     single = [name for name, count in zip(classes, counts, strict=True) if count == 1]
     if single:
         notes.append(f"{what} has classes with a single example: {some(single)}.")
     y = torch.full((len(values),), -1)
     y[torch.from_numpy(known)] = torch.from_numpy(place)
-    return y, classes, notes
+    return y, classes
 
 
 def _is_known(values: np.ndarray, task: str | None) -> np.ndarray:
@@ -186,24 +168,17 @@ def _is_number(found: np.ndarray, what: str, task: str | None) -> bool:
     return len(found) > _FEW or bool((found % 1 != 0).any())
 
 
-def _class_name(value: object) -> str:
-    # 3.0 of a table is the class "3".
-    if isinstance(value, float):
-        return f"{value:.15g}"
-    return str(value)
-
-
-def tidy_edges(data: Data, directed: bool | None) -> tuple[bool, list[str]]:
+def tidy_edges(data: Data, directed: bool | None, notes: list[str]) -> bool:
     """Merge duplicate edges in place, and add the reverse of every edge unless the graph is directed.
 
     Args:
         data: a graph with edge_index.
         directed: whether edges have a direction; None finds out whether all have their reverse.
+        notes: gets a sentence on everything that was changed.
 
     Returns:
-        whether the graph is directed, and notes.
+        whether the graph is directed.
     """
-    notes = []
     listed = data.num_edges
     _apply(coalesce, data)
     merged = listed - data.num_edges
@@ -228,7 +203,7 @@ def tidy_edges(data: Data, directed: bool | None) -> tuple[bool, list[str]]:
             notes.append(
                 f"{added} edges without their reverse were given one; directed=True (--directed) keeps them as listed."
             )
-    return directed, notes
+    return directed
 
 
 def _apply(function: Callable[..., Any], data: Data) -> None:

@@ -24,11 +24,18 @@ def map_array(path: Path) -> np.ndarray:
     return np.load(path, mmap_mode="c", allow_pickle=False, max_header_size=_HEADER)
 
 
-def read_npz(path: Path, names: Sequence[str], largest: int) -> dict[str, np.ndarray]:
-    """Return the named arrays of a .npz file, which may take `largest` bytes together. Call it within `reading`."""
+def read_npz(
+    path: Path, names: Sequence[str] | None, largest: int
+) -> dict[str, np.ndarray]:
+    """Return the named arrays of a .npz file, or all, which may take `largest` bytes together.
+
+    Call it within `reading`.
+    """
     # Unlike a file, it makes no room for bytes that a header only claims.
     content = io.BytesIO(path.read_bytes())
     with zipfile.ZipFile(content) as archive:
+        if names is None:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
         size = sum(archive.getinfo(f"{name}.npy").file_size for name in names)
     if size > largest:
         raise ValueError(f"its arrays unpack into {size} bytes, more than {largest}")

@@ -1,8 +1,11 @@
 """Make a table: search settings row by row, train with the best settings on all splits, and record every run."""
 
+import itertools
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,32 +96,40 @@ def searches(table: Table, row: Row) -> list[Search]:
         settings.append(
             {path: drawn(path, axis, random) for path, axis in axes.items()}
         )
-    splits: dict[int | None, list[int]]
-    if table.nested:
-        splits = {split: [split] for split in range(table.splits)}
-    else:
-        splits = {None: [*range(int(table.tuning))]}
     # One setting needs no scores to be the best.
     tuned = len(settings) > 1
-    return [
-        Search(row, split, tuning if tuned else [], settings)
-        for split, tuning in splits.items()
-    ]
+    if table.nested:
+        return [
+            Search(row, split, [split] * tuned, settings)
+            for split in range(table.splits)
+        ]
+    return [Search(row, None, list(range(int(table.tuning) * tuned)), settings)]
 
 
 #: A training that is planned: the beginning of its record, and its configuration.
 Planned = tuple[Record, Config]
 
 
-def key(record: Record) -> tuple[str, str, int, int, bool]:
+def key(record: Record) -> tuple[Any, ...]:
     """Return what identifies the run that makes a record."""
-    return (
-        record["row"],
-        record["config"],
-        record["split"],
-        record["seed"],
-        record["tuning"],
-    )
+    return tuple(record[name] for name in ("row", "config", "split", "seed", "tuning"))
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Make a folder, in which no other process works: two would train the same runs and mix their lines.
+
+    Raises:
+        ValueError: another process is at work in it.
+    """
+    check_writable(folder)
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise ValueError(
+            f"Another process is at work in {folder}; wait for it, or give another --out."
+        ) from error
 
 
 def reproduce(
@@ -147,16 +158,10 @@ def reproduce(
     """
     rows = table.named(only)
     # Before hours of training, not after.
-    for folder in (out, save) if save else (out,):
-        check_writable(folder)
-    try:
-        # Two processes would train the same runs and mix their lines.
-        with FileLock(out / "lock", timeout=0):
-            return Harness(table, out, save, device).make(rows, jobs)
-    except Timeout as error:
-        raise ValueError(
-            f"Another process is at work in {out}; wait for it, or give another --out."
-        ) from error
+    if save is not None:
+        check_writable(save)
+    with alone_in(out):
+        return Harness(table, out, save, device, partial(each, jobs=jobs)).make(rows)
 
 
 class Harness:
@@ -167,7 +172,7 @@ class Harness:
         out: the folder of the results.
         save: a folder for models, see `reproduce`.
         device: where networks train.
-        train_each: trains runs as `each` does, by default in as many processes as `make` is told.
+        train_each: trains runs as `each` does.
         search_each: the same for the trials of searches, which may end earlier. By default `train_each`.
     """
 
@@ -177,7 +182,7 @@ class Harness:
         out: Path,
         save: Path | None = None,
         device: str = "cpu",
-        train_each: Runner | None = None,
+        train_each: Runner = each,
         search_each: Runner | None = None,
     ) -> None:
         self.table = table
@@ -192,8 +197,7 @@ class Harness:
         # A run is known by what decides its number, so a table that was changed keeps what is as before.
         self.done = {key(record): record for record in self.records.lines}
 
-    def make(self, rows: Sequence[Row], jobs: int = 1) -> list[Record]:
-        in_processes = partial(each, jobs=jobs)
+    def make(self, rows: Sequence[Row]) -> list[Record]:
         trials = [
             trial
             for row in rows
@@ -205,21 +209,18 @@ class Harness:
         # Which settings will be reported is not known yet, but how many runs there will be.
         total = len(trials) + len(rows) * self.table.splits * self.table.seeds
         with tqdm(total=total, unit="run", desc=self.table.name, smoothing=0) as bar:
-            searched = [planned for _, planned in trials]
-            self.run(searched, self.search_each or in_processes, bar)
+            self.run([planned for _, planned in trials], self.search_each, bar)
             reported = [planned for row in rows for planned in self.reported(row)]
             # By split and then by row, for the same reason.
             reported.sort(key=lambda planned: planned[0]["split"])
-            self.run(reported, self.train_each or in_processes, bar)
+            self.run(reported, self.train_each, bar)
         return self.write()
 
     def write(self) -> list[Record]:
         """Write the lines of all complete rows to `results.jsonl`, and return them."""
         results = [record for row in self.table.rows for record in self.results(row)]
-        write_records(
-            [budget(self.table), *results] if results else [],
-            self.out / "results.jsonl",
-        )
+        lines = [budget(self.table), *results] if results else []
+        write_records(lines, self.out / "results.jsonl")
         return results
 
     def trials(self, search: Search) -> Iterator[tuple[int, Planned]]:
@@ -228,18 +229,17 @@ class Harness:
                 yield number, self.planned(search.row, settings, split, 0, tuning=True)
 
     def reported(self, row: Row) -> Iterator[Planned]:
-        of_row = searches(self.table, row)
-        for split in range(self.table.splits):
-            search = of_row[split if self.table.nested else 0]
+        for search in searches(self.table, row):
             values = self.values(search)
             # Stopped before the first trial has ended.
             if search.splits and not values:
                 continue
             settings = search.best(values)
-            yield from (
-                self.planned(row, settings, split, seed, tuning=False)
-                for seed in range(self.table.seeds)
-            )
+            splits = [search.split]
+            if search.split is None:
+                splits = list(range(self.table.splits))
+            for split, seed in itertools.product(splits, range(self.table.seeds)):
+                yield self.planned(row, settings, split, seed, tuning=False)
 
     def planned(
         self, row: Row, settings: Config, split: int, seed: int, tuning: bool
@@ -287,50 +287,44 @@ class Harness:
 
     def values(self, search: Search) -> dict[int, float | None]:
         """Return the mean validation metric, higher being better, of every finished trial; None if it diverged."""
-        by_trial: dict[int, list[Any]] = {}
-        for number, (planned, _) in self.trials(search):
-            if key(planned) in self.done:
-                record = self.done[key(planned)]
-                by_trial.setdefault(number, []).append(record["validation"])
+        by_trial: dict[int, list[Any]] = defaultdict(list)
+        for number, record in self.tried(search):
+            by_trial[number].append(record["validation"])
         means: dict[int, float | None] = {}
         for number, values in by_trial.items():
-            if None in values:
-                mean = None
-            else:
-                mean = self.table.metric.sign * statistics.fmean(values)
             # A trial is compared once it is done on every tuning split.
             if len(values) == len(search.splits):
-                means[number] = mean
+                means[number] = None
+                if None not in values:
+                    means[number] = self.table.metric.sign * statistics.fmean(values)
         return means
+
+    def tried(self, search: Search) -> Iterator[tuple[int, Record]]:
+        """Yield the records of the trials that are done, with their numbers."""
+        for number, (planned, _) in self.trials(search):
+            if key(planned) in self.done:
+                yield number, self.done[key(planned)]
 
     def results(self, row: Row, partly: bool = False) -> list[Record]:
         """Return the lines of a row, or none while the row is incomplete; `partly` returns what there is."""
-        tried = [(search, self.values(search)) for search in searches(self.table, row)]
+        searched = [
+            (search, self.values(search)) for search in searches(self.table, row)
+        ]
+        reported = [self.done.get(key(planned)) for planned, _ in self.reported(row)]
         # Whatever is missing in a search may still be its best setting.
-        if not partly and any(
+        unsearched = any(
             search.splits and len(values) < len(search.settings)
-            for search, values in tried
-        ):
+            for search, values in searched
+        )
+        if not partly and (unsearched or None in reported):
             return []
         lines = []
-        for planned, _ in self.reported(row):
-            if key(planned) not in self.done:
-                if partly:
-                    continue
-                return []
-            run = {"kind": "run", **self.done[key(planned)]}
+        for record in filter(None, reported):
+            run = {"kind": "run", **record}
             run.pop("curve", None)  # a line of its own length, for pictures only
             lines.append(run)
-        for search, values in tried:
-            trials = [
-                {"settings": settings, "value": values.get(k)}
-                for k, settings in enumerate(search.settings)
-            ]
-            seconds = sum(
-                self.done[key(planned)]["seconds"]
-                for _, (planned, _) in self.trials(search)
-                if key(planned) in self.done
-            )
+        for search, values in searched:
+            seconds = sum(record["seconds"] for _, record in self.tried(search))
             lines.append(
                 {
                     "kind": "search",
@@ -338,7 +332,10 @@ class Harness:
                     "row": row.name,
                     "split": search.split,
                     "tuning": search.splits,
-                    "trials": trials,
+                    "trials": [
+                        {"settings": settings, "value": values.get(k)}
+                        for k, settings in enumerate(search.settings)
+                    ],
                     "seconds": round(seconds, 1),
                 }
             )

@@ -98,7 +98,7 @@ def train(
         seed_everything(1000 * split + seed, workers=True, verbose=False)
         # Predictors compute with NumPy and scikit-learn.
         device = "cpu" if "predictor" in config["module"] else device
-        data = _data(json.dumps(config["data"], sort_keys=True), split, tuning, device)
+        data = data_module(config, split, tuning, device)
         module = build_module(config, data).to(device)
         logged = LastLogged(module)
         result = {}
@@ -180,9 +180,11 @@ def build(kind: type, config: Config) -> Any:
         raise ValueError(f"{config} makes no {kind.__name__}: {error}") from error
 
 
-def data_module(config: Config, split: int = 0, tuning: bool = True) -> DataModule:
+def data_module(
+    config: Config, split: int = 0, tuning: bool = True, device: str = "cpu"
+) -> DataModule:
     """Return the data module of the configuration of a run, with its data read."""
-    return _data(json.dumps(config["data"], sort_keys=True), split, tuning, "cpu")
+    return _data(json.dumps(config["data"], sort_keys=True), split, tuning, device)
 
 
 @lru_cache(4)

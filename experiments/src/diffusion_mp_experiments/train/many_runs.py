@@ -20,7 +20,7 @@ R = TypeVar("R")
 def each(
     work: Callable[..., R],
     runs: Sequence[tuple[Any, ...]],
-    jobs: int,
+    jobs: int = 1,
 ) -> Iterator[tuple[tuple[Any, ...], R]]:
     """Yield every run with the result of `work(*run)`, in the order of their ends; several jobs run in `processes`."""
     # Without another process, which would import for seconds.
