@@ -1,6 +1,5 @@
 """Make a table: search settings row by row, train with the best settings on all splits, and record every run."""
 
-import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -235,11 +234,10 @@ class Harness:
             if search.splits and not values:
                 continue
             settings = search.best(values)
-            splits = [search.split]
-            if search.split is None:
-                splits = list(range(self.table.splits))
-            for split, seed in itertools.product(splits, range(self.table.seeds)):
-                yield self.planned(row, settings, split, seed, tuning=False)
+            for split in range(self.table.splits):
+                if search.split in (None, split):
+                    for seed in range(self.table.seeds):
+                        yield self.planned(row, settings, split, seed, tuning=False)
 
     def planned(
         self, row: Row, settings: Config, split: int, seed: int, tuning: bool
@@ -310,13 +308,14 @@ class Harness:
         searched = [
             (search, self.values(search)) for search in searches(self.table, row)
         ]
-        reported = [self.done.get(key(planned)) for planned, _ in self.reported(row)]
         # Whatever is missing in a search may still be its best setting.
-        unsearched = any(
+        if not partly and any(
             search.splits and len(values) < len(search.settings)
             for search, values in searched
-        )
-        if not partly and (unsearched or None in reported):
+        ):
+            return []
+        reported = [self.done.get(key(planned)) for planned, _ in self.reported(row)]
+        if not partly and None in reported:
             return []
         lines = []
         for record in filter(None, reported):
