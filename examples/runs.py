@@ -72,11 +72,12 @@ def train_all(train: Callable[..., Any], runs: Sequence[R], jobs: int) -> dict[R
     """Return what `train(run, bar_at=line)` returns for every run; several jobs are processes of one thread each."""
     if jobs == 1:
         return {run: train(run) for run in runs}
-    from diffusion_mp_experiments.train.many_runs import processes
+    from diffusion_mp_experiments.train.many_runs import Workers
 
-    with processes(jobs) as pool:
+    with Workers(jobs) as workers:
         futures = [
-            pool.submit(train, run, bar_at=k % jobs) for k, run in enumerate(runs)
+            workers.pool.submit(train, run, bar_at=k % jobs)
+            for k, run in enumerate(runs)
         ]
         return {run: future.result() for run, future in zip(runs, futures, strict=True)}
 

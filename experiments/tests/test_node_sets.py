@@ -174,14 +174,14 @@ Y[::10] = -1
 
 
 def test_every_label_is_on_one_side():
-    tuning = visible_labels(Y, True, 0.25)
-    reported = visible_labels(Y, False, 0.25)
+    tuning = visible_labels(Y, True)
+    reported = visible_labels(Y, False)
     assert ((tuning >= 0) ^ (reported >= 0))[Y >= 0].all()
     assert (tuning[Y < 0] == -1).all()
     assert (reported[Y < 0] == -1).all()
     assert torch.equal(torch.maximum(tuning, reported), Y)
-    assert (tuning >= 0).sum() == 90
-    assert torch.equal(visible_labels(Y, True, 0.25), tuning)
+    assert (tuning >= 0).sum() == 108
+    assert torch.equal(visible_labels(Y, True), tuning)
 
     def used(tuning, seed):
         generator = torch.Generator().manual_seed(seed)

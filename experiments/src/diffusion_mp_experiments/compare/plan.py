@@ -83,40 +83,34 @@ def plan(
     """
     rows = [row for row in table.rows if row.name in costs]
     left_out: dict[str, str] = {}
-    budgets = list(
-        itertools.product({min(n, most_splits) for n in SPLITS}, TRIALS, EPOCHS)
-    )
-    while True:
-        fitting = []
-        for splits, trials, epochs in budgets:
-            each = {
-                row.name: _runs(table, row, splits, trials) * costs[row.name].of(epochs)
-                for row in rows
-            }
-            if sum(each.values()) <= _USED * seconds:
-                # A model that is not trained to its end says less than one whose settings are not the best.
-                worth = math.log(splits) + math.log(trials) + 3 * math.log(epochs)
-                fitting.append((worth, splits, trials, epochs))
+    splits = sorted({min(n, most_splits) for n in SPLITS})
+
+    def needed(row: Row, splits: int, trials: int, epochs: int) -> float:
+        return _runs(table, row, splits, trials) * costs[row.name].of(epochs)
+
+    def worth(budget: tuple[int, int, int]) -> float:
+        # A model that is not trained to its end says less than one whose settings are not the best.
+        splits, trials, epochs = map(math.log, budget)
+        return splits + trials + 3 * epochs
+
+    while rows:
+        fitting = [
+            budget
+            for budget in itertools.product(splits, TRIALS, EPOCHS)
+            if sum(needed(row, *budget) for row in rows) <= _USED * seconds
+        ]
         if fitting:
-            _, splits, trials, epochs = max(fitting)
-            return Plan(splits, trials, epochs, left_out)
-        least = (min(b[0] for b in budgets), TRIALS[0], EPOCHS[0])
-        slowest = max(
-            rows,
-            key=lambda row: (
-                _runs(table, row, *least[:2]) * costs[row.name].of(EPOCHS[0])
-            ),
-        )
-        needed = _runs(table, slowest, *least[:2]) * costs[slowest.name].of(EPOCHS[0])
+            return Plan(*max(fitting, key=lambda each: (worth(each), each)), left_out)
+        least = {row.name: needed(row, splits[0], TRIALS[0], EPOCHS[0]) for row in rows}
+        slowest = max(rows, key=lambda row: least[row.name])
         left_out[slowest.name] = (
-            f"it takes about {needed:.0f} seconds of computing time for two settings and {EPOCHS[0]} epochs, "
-            f"which do not fit beside the others; give more minutes"
+            f"it takes about {least[slowest.name]:.0f} seconds of computing time for two settings and {EPOCHS[0]} "
+            "epochs, which do not fit beside the others; give more minutes"
         )
         rows.remove(slowest)
-        if not rows:
-            raise ValueError(
-                "minutes must be enough for a row at least; none fits. Give more minutes."
-            )
+    raise ValueError(
+        "minutes must be enough for a row at least; none fits. Give more minutes."
+    )
 
 
 def _runs(table: Table, row: Row, splits: int, trials: int) -> int:

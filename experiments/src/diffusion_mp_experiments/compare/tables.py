@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from sklearn.preprocessing import OneHotEncoder
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
@@ -346,9 +347,8 @@ def _with_indicators(graphs: list[Data]) -> list[Data]:
     encoded = [Data(edge_index=graph.edge_index) for graph in graphs]
     for field in ("x", "edge_attr"):
         parts = [graph[field] for graph in graphs]
-        columns = torch.cat(parts).numpy().T
-        kinds = np.hstack([_indicators(column) for column in columns])
-        rows = torch.from_numpy(kinds).float().split([*map(len, parts)])
-        for data, part in zip(encoded, rows, strict=True):
+        encoder = OneHotEncoder(sparse_output=False, dtype=np.float32)
+        kinds = torch.from_numpy(encoder.fit_transform(torch.cat(parts)))
+        for data, part in zip(encoded, kinds.split([*map(len, parts)]), strict=True):
             data[field] = part
     return encoded

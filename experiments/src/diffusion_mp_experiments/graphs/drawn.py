@@ -17,12 +17,12 @@ from torch_geometric.utils import to_undirected
 
 from diffusion_mp.checks import (
     Count,
+    NonnegativeNumber,
+    Share,
     as_whole,
     check_counts,
     check_kind,
-    check_positive,
     check_seed,
-    check_share,
     checked,
 )
 from diffusion_mp_experiments.files.reading import as_path
@@ -241,16 +241,17 @@ def _integers(count: int, low: int, high: int, generator: torch.Generator) -> Te
     return low + (_uniform(count, generator) * (high - low + 1)).long()
 
 
+@checked
 def synthetic_pokec(
     num_nodes: int = 1_632_803,
-    num_edges: int = 30_622_564,
-    num_features: int = 65,
+    num_edges: Count = 30_622_564,
+    num_features: Count = 65,
     *,
     seed: int = 0,
-    homophily: float = 0.444,
-    signal: float = 0.3,
-    spread: float = 1.5,
-    unlabelled: float = 1e-4,
+    homophily: Share = 0.444,
+    signal: NonnegativeNumber = 0.3,
+    spread: NonnegativeNumber = 1.5,
+    unlabelled: Share = 1e-4,
     cache: str | Path | None = None,
 ) -> Data:
     """Draw a directed graph of two classes with Pokec's number of users and friendships, in seconds.
@@ -285,12 +286,7 @@ def synthetic_pokec(
         >>> synthetic_pokec(num_nodes=100, num_edges=400, num_features=3).x.shape
         torch.Size([100, 3])
     """
-    check_counts(num_edges=num_edges, num_features=num_features)
     check_counts(2, num_nodes=num_nodes)
-    check_share(homophily, "homophily")
-    check_share(unlabelled, "unlabelled")
-    check_positive(signal, "signal", allow_zero=True)
-    check_positive(spread, "spread", allow_zero=True)
     if spread > _SPREAD:
         raise ValueError(
             f"spread must be at most {_SPREAD}, or e^(spread·N(0, 1)) is no number; got {spread}."

@@ -18,9 +18,7 @@ from diffusion_mp.checks import (
     check_choice,
     check_counts,
     check_finite,
-    check_flags,
     check_kind,
-    check_number,
     label_vector,
 )
 from diffusion_mp.data.knn import KNNGraph
@@ -161,17 +159,16 @@ def load_facebook(root: str | Path, name: str) -> Data:
 
 
 def _one_hot(columns: Shaped[np.ndarray, "N columns"]) -> Tensor:
-    places = [np.unique(column, return_inverse=True)[1] for column in columns.T]
-    sizes = [int(position.max()) + 1 for position in places]
-    if len(columns) * sum(sizes) > _NUMBERS:
-        raise ValueError(
-            f"its local_info has {sum(sizes)} different values of {len(columns)} people"
-        )
+    from sklearn.preprocessing import OneHotEncoder
+
     # As PyG makes it: a column for every value that occurs, in order of the values.
-    x = torch.zeros(len(columns), sum(sizes))
-    for position, start in zip(places, np.cumsum([0, *sizes]).tolist(), strict=False):
-        x[torch.arange(len(columns)), torch.from_numpy(position) + start] = 1
-    return x
+    encoder = OneHotEncoder(sparse_output=False, dtype=np.float32).fit(columns)
+    width = sum(map(len, encoder.categories_))
+    if len(columns) * width > _NUMBERS:
+        raise ValueError(
+            f"its local_info has {width} different values of {len(columns)} people"
+        )
+    return torch.from_numpy(encoder.transform(columns))
 
 
 _MNIST = "PyTorch's torchvision.datasets.MNIST downloads it to this place."
@@ -331,30 +328,13 @@ def load_digits(num_neighbors: int = 5) -> Data:
     return KNNGraph(num_neighbors)(data)
 
 
-def _two_classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _two_classes() -> tuple[np.ndarray, np.ndarray]:
     """Two normal distributions on a line, three standard deviations apart, of 90 and 10 % of the rows."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     labels = (generator.random(2_000) < 0.1).astype(int)
     return (generator.normal(size=2_000) + 3 * labels)[:, None], labels
 
 
-def _three_classes(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Three overlapping classes of 70, 25 and 5 % of the rows in twelve columns, of which five tell them apart."""
-    from sklearn.datasets import make_classification
-
-    return make_classification(
-        3_000,
-        12,
-        n_informative=5,
-        n_classes=3,
-        n_clusters_per_class=1,
-        weights=[0.7, 0.25, 0.05],
-        flip_y=0.02,
-        random_state=seed,
-    )
-
-
-#: Tables that scikit-learn brings along or draws.
 #: Tables whose rows have numbers.
 NUMBERS = ("diabetes", "friedman 1", "friedman 2", "friedman 3")
 #: All tables of `load_rows`; the others have classes.
@@ -396,8 +376,18 @@ def load_rows(name: str) -> Data:
         "rings": lambda: datasets.make_circles(
             1_000, noise=0.08, factor=0.5, random_state=0
         ),
-        "two classes": lambda: _two_classes(0),
-        "three classes": lambda: _three_classes(0),
+        "two classes": _two_classes,
+        # Overlapping classes in twelve columns, of which five tell them apart.
+        "three classes": lambda: datasets.make_classification(
+            3_000,
+            12,
+            n_informative=5,
+            n_classes=3,
+            n_clusters_per_class=1,
+            weights=[0.7, 0.25, 0.05],
+            flip_y=0.02,
+            random_state=0,
+        ),
         "friedman 1": lambda: datasets.make_friedman1(1_000, noise=1, random_state=0),
         "friedman 2": lambda: datasets.make_friedman2(1_000, noise=50, random_state=0),
         "friedman 3": lambda: datasets.make_friedman3(1_000, noise=0.1, random_state=0),
@@ -416,27 +406,20 @@ def load_rows(name: str) -> Data:
 
 
 _POOL_SEED = 2025  # the same in every run
+_POOL = 0.3  # share of the labels
 
 
-def visible_labels(y: Labels, tuning: bool, share: float = 0.3) -> Int[Tensor, " N"]:
+def visible_labels(y: Labels, tuning: bool) -> Int[Tensor, " N"]:
     """Return the labels from which splits for tuning, or splits for reported results, are drawn; all others are −1.
 
-    A fixed random `share` of the labelled nodes (or graphs) belongs to tuning, the rest to results. A split trains,
+    A fixed random part of the labelled nodes (or graphs), 30 %, belongs to tuning, the rest to results. A split trains,
     validates and tests on one side. So no label of a reported result was seen while settings were chosen.
     """
-    check_flags(tuning=tuning)
-    check_number(
-        share,
-        "share",
-        lambda part: 0 < part < 1,
-        "lie in (0, 1), the part of the labels for tuning",
-    )
     y = label_vector(y)
     labelled = label_mask(y).cpu().nonzero().flatten()
+    generator = torch.Generator().manual_seed(_POOL_SEED)
     # Of labelled nodes alone, or unknown labels would take a share.
-    order = torch.randperm(
-        len(labelled), generator=torch.Generator().manual_seed(_POOL_SEED)
-    )
+    order = torch.randperm(len(labelled), generator=generator)
     pool = torch.zeros(len(y), dtype=torch.bool)
-    pool[labelled[order[: int(share * len(labelled))]]] = True
+    pool[labelled[order[: int(_POOL * len(labelled))]]] = True
     return y.where(pool.to(y.device) == tuning, -1)

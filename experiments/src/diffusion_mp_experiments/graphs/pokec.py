@@ -256,12 +256,11 @@ def _read_profiles(path: Path, arrays: ArrayFolder) -> None:
             ) from error
         # The region without the district: "zilinsky kraj" of "zilinsky kraj, zilina".
         # Districts are too many for a column each.
-        large = [
-            None if name in _MISSING else name.partition(b",")[0].strip().lower()
-            for name in columns[4]
-        ]
         region[here] = [
-            -1 if name is None else codes.setdefault(name, len(codes)) for name in large
+            -1
+            if name in _MISSING
+            else codes.setdefault(name.partition(b",")[0].strip().lower(), len(codes))
+            for name in columns[4]
         ]
         filled = np.array(
             [[field not in _MISSING for field in row[_TEXTS.start :]] for row in rows],
@@ -281,43 +280,36 @@ def _read_profiles(path: Path, arrays: ArrayFolder) -> None:
 
 def _profiles(path: Path) -> Iterator[tuple[int, list[list[bytes]]]]:
     """Yield lists of users, 59 fields each, each with the number of its first user."""
-    header = int(_first_line(path) == _HEADER)
-    read = _few_fields if header else _fields
+    header = _first_line(path) == _HEADER
     for start, lines in line_blocks(path, _PROFILE):
         rows = [
-            read(path, number, line) for number, line in enumerate(lines, start + 1)
+            _fields(path, number, line, header)
+            for number, line in enumerate(lines, start + 1)
         ]
         if start == 0:
             rows = rows[header:]
         yield max(start - header, 0), rows
 
 
-def _few_fields(path: Path, number: int, line: bytes) -> list[bytes]:
-    """Return the fields of a profile that states no more than a line of a CSV file."""
-    fields = line.split(b",")
-    if len(fields) != _HEADER.count(b",") + 1:
+def _fields(path: Path, number: int, line: bytes, few: bool) -> list[bytes]:
+    """Return the fields of a profile, also of one that states no more than a line of a CSV file."""
+    columns = _COLUMNS
+    delimiter = b"\t"
+    expected = f"expected {_COLUMNS} columns between tabs, as SNAP's profiles have"
+    if few:
+        columns = _HEADER.count(b",") + 1
+        delimiter = b","
         expected = f"expected the columns {_HEADER.decode()}"
-        raise ValueError(f"{path}, line {number}: {expected}; got {len(fields)}.")
-    user, gender, region, _, age = fields
-    nothing = [_MISSING[0]]
-    return [
-        user,
-        *nothing * 2,
-        gender,
-        region,
-        *nothing * 2,
-        age,
-        *nothing * len(_TEXTS),
-    ]
-
-
-def _fields(path: Path, number: int, line: bytes) -> list[bytes]:
-    fields = line.split(b"\t", _COLUMNS + 1)
-    if len(fields) == _COLUMNS + 1 and not fields[-1]:  # a tab ends the line
+    fields = line.split(delimiter, columns + 1)
+    if len(fields) == columns + 1 and not fields[-1]:  # a tab ends the line
         fields.pop()
-    if len(fields) != _COLUMNS:
-        expected = f"expected {_COLUMNS} columns between tabs, as SNAP's profiles have"
+    if len(fields) != columns:
         raise ValueError(f"{path}, line {number}: {expected}; got {len(fields)}.")
+    if few:
+        user, gender, region, _, age = fields
+        unstated = [_MISSING[0]] * _COLUMNS
+        fields = [user, *unstated[:2], gender, region, *unstated[:2], age]
+        fields += unstated[len(fields) :]
     return fields
 
 
@@ -390,8 +382,6 @@ def _features(
 
 def _moments(stated: Float[np.ndarray, " users"]) -> tuple[float, float]:
     """Return mean and standard deviation; the deviation is 1 if a number is equal for all, or if nobody states it."""
-    return (
-        (float(stated.mean()), float(stated.std()) or 1.0)
-        if len(stated)
-        else (0.0, 1.0)
-    )
+    if not len(stated):
+        return 0.0, 1.0
+    return float(stated.mean()), float(stated.std()) or 1.0

@@ -1,7 +1,8 @@
 """Networks of the tables that are not models of the library, and models without their attention."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -28,6 +29,7 @@ from diffusion_mp.models.base import Collect, LayerStack, Task
 from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.updates import ExplicitEuler, HeatKernel
 
+T = TypeVar("T")
 ABLATIONS: dict[str, type[Diffusivity]] = {
     "identity": IdentityDiffusivity,
     "uniform": UniformDiffusivity,
@@ -244,37 +246,42 @@ class Diagonalized(Diffusivity):
         super().__init__()
         self.diffusivity = diffusivity
         self.needs_graph = diffusivity.needs_graph
-        self._inputs: list[Tensor] = []
-        self._coupling: Coupling | None = None
+        self._couplings: Kept = []
 
     @torch.no_grad()
     def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
         inputs = [x]
         if graph.edge_index is not None and self.needs_graph:
             inputs.append(graph.edge_index)
-        same = len(inputs) == len(self._inputs) and all(
-            map(torch.equal, inputs, self._inputs)
-        )
-        if self._coupling is None or not same:
-            self._coupling = _Diagonal(self.diffusivity(x.double(), graph), x.dtype)
-            # Copies, since a tensor that is written to in place equals itself.
-            self._inputs = [tensor.clone() for tensor in inputs]
-        return self._coupling
+
+        def diagonalized() -> Coupling:
+            return _Diagonal(self.diffusivity(x.double(), graph), x.dtype)
+
+        return _once(self._couplings, inputs, diagonalized)
 
 
-#: The last three matrices of a process with their spectra, since a table trains many networks with the same ones.
-_SPECTRA: list[tuple[Tensor, tuple[Tensor, Tensor]]] = []
+#: What was computed from tensors.
+Kept = list[tuple[list[Tensor], Any]]
+#: Matrices of a process with their spectra, since a table trains many networks with the same ones.
+_SPECTRA: Kept = []
+
+
+def _once(kept: Kept, inputs: list[Tensor], compute: Callable[[], T]) -> T:
+    """Return what was computed from equal tensors, or compute it."""
+    for before, value in kept:
+        if len(before) == len(inputs) and all(map(torch.equal, before, inputs)):
+            return value
+    # Copies, since a tensor that is written to in place equals itself.
+    copies = [tensor.clone() for tensor in inputs]
+    # Tables alternate between few matrices; more than three would only fill the memory.
+    kept[:] = [*kept[-2:], (copies, compute())]
+    return kept[-1][1]
 
 
 def _spectrum(entries: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues, none below zero, and eigenvectors of D̄ − S."""
-    for matrix, spectrum in _SPECTRA:
-        if torch.equal(matrix, entries):
-            return spectrum
     rates, modes = torch.linalg.eigh(torch.diag(entries.sum(1)) - entries)
-    # Tables alternate between few matrices; more of them would only fill the memory.
-    _SPECTRA[:] = [*_SPECTRA[-2:], (entries, (rates.clamp(min=0), modes))]
-    return _SPECTRA[-1][1]
+    return rates.clamp(min=0), modes
 
 
 class _Diagonal(Coupling):
@@ -291,7 +298,7 @@ class _Diagonal(Coupling):
                 "with SymmetricDiffusivity."
             )
         (entries,) = coupling.to_dense()
-        rates, modes = _spectrum(entries)
+        rates, modes = _once(_SPECTRA, [entries], partial(_spectrum, entries))
         self.entries = entries.to(dtype)
         self.modes = modes.to(dtype)
         # In double precision: with a small leak the limit is decided by the smallest of them.
@@ -326,11 +333,6 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
     `Diagonalized` stays, since it is not learned. Return whether there was an attention.
     """
     replaced = False
-    for module in list(model.modules()):
-        if isinstance(module, CertifiedBlock) and ablation == "identity":
-            kept = [term for term in module.terms if not isinstance(term, Pairs)]
-            replaced = replaced or len(kept) < len(module.terms)
-            module.terms = nn.ModuleList(kept)
     fixed = {
         part
         for module in model.modules()
@@ -338,10 +340,13 @@ def without_attention(model: nn.Module, ablation: str) -> bool:
         for part in module.modules()
     }
     for parent in set(model.modules()) - fixed:
+        # The pairs of a certified layer are left out as a term, or stay.
+        if isinstance(parent, CertifiedBlock) and ablation == "identity":
+            kept = [term for term in parent.terms if not isinstance(term, Pairs)]
+            replaced = replaced or len(kept) < len(parent.terms)
+            parent.terms = nn.ModuleList(kept)
         for name, child in list(parent.named_children()):
-            # The pairs of a certified layer are left out as a term, above, or stay.
-            pairs = isinstance(parent, Pairs)
-            if isinstance(child, QueryKeyDiffusivity) and not pairs:
+            if isinstance(child, QueryKeyDiffusivity) and not isinstance(parent, Pairs):
                 setattr(parent, name, ABLATIONS[ablation]())
                 replaced = True
     return replaced

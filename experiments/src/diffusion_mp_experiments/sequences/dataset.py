@@ -8,8 +8,6 @@ from random import Random
 from typing import IO, Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from diffusion_mp.checks import Count, as_whole, checked
@@ -90,12 +88,6 @@ def check_index(index: object, low: int, high: int) -> int:
     return number
 
 
-def byte_tokens(text: bytes, max_length: int) -> Int[Tensor, " L"]:
-    """Return the first `max_length` bytes of a text as tokens 1–256, which leaves 0 for padding."""
-    # Zero is left for padding.
-    return torch.tensor(list(text[:max_length]), dtype=torch.long) + 1
-
-
 _CLASSES = ("neg", "pos")
 _LONGEST = 1 << 20  # bytes of a review; the longest published one has 14 106
 
@@ -162,8 +154,9 @@ class IMDb(SequenceDataset):
         return len(self._reviews)
 
     def item(self, index: int) -> Item:
-        text, label = self._reviews[check_index(index, 0, len(self))]
-        return byte_tokens(text, self.max_length), label
+        text, label = self._reviews[index]
+        # Zero is left for padding.
+        return torch.tensor(list(text[: self.max_length])) + 1, label
 
 
 def _files(path: Path, split: str) -> Iterator[tuple[str, int, IO[bytes]]]:

@@ -22,7 +22,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 from tqdm import tqdm
 
-from diffusion_mp.checks import describe
+from diffusion_mp.checks import as_whole, describe
 from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.packaged import configuration
 from diffusion_mp_experiments.train.checkpoints import check_writable, load_checkpoint
@@ -38,11 +38,7 @@ __all__ = ["DiffusionCLI", "DigitsDataModule", "PlanetoidDataModule", "run_light
 _UNWRITTEN = "Unable to serialize instance "
 _CONFIG_OPTIONS = ("--config", "-c")
 # What a checkpoint may decide; never which class is made.
-_SETTINGS = (
-    "lr",
-    "weight_decay",
-    "optimizer",
-)
+_SETTINGS = ("lr", "weight_decay", "optimizer")
 _PARTS = {
     "state_dict": dict,
     "hyper_parameters": dict,
@@ -58,11 +54,7 @@ def run_lightning(args: list[str]) -> None:
     Lightning's warnings are shown, except three: deprecations, data without workers, and checkpoints of a resumed run.
     """
     # Their announcements have the level INFO.
-    names = (
-        "pytorch_lightning",
-        "lightning.pytorch",
-        "lightning_fabric",
-    )
+    names = ("pytorch_lightning", "lightning.pytorch", "lightning_fabric")
     levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     with warnings.catch_warnings():
         for logger in levels:
@@ -80,10 +72,7 @@ def run_lightning(args: list[str]) -> None:
             DiffusionCLI(args)
         except MisconfigurationException as error:
             raise ValueError(str(error)) from error
-        except (
-            ValueError,
-            RuntimeError,
-        ) as error:
+        except (ValueError, RuntimeError) as error:
             # Jsonargparse puts its own words before the error of the data.
             if str(error).startswith("Call to compute_fn") and isinstance(
                 error.__cause__, (OSError, ValueError)
@@ -208,7 +197,8 @@ class DiffusionCLI(LightningCLI):
             raise ValueError(
                 "weights_only cannot be false: checkpoints are read as tensors and plain types, always."
             )
-        if (path := config.ckpt_path) is None:
+        path = config.ckpt_path
+        if path is None:
             if command == "predict":
                 raise ValueError(
                     "predict needs --ckpt_path, a checkpoint of `diffusion-mp fit`; got none."
@@ -304,20 +294,13 @@ class DiffusionCLI(LightningCLI):
         rows = [
             row for batch in batches for row in batch.reshape(len(batch), -1).tolist()
         ]
-        width = len(rows[0]) if rows else 1
+        names = ["prediction"]
+        if rows and len(rows[0]) > 1:
+            names = [f"prediction_{k}" for k in range(len(rows[0]))]
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(
-                [
-                    "row",
-                    *(
-                        ["prediction"]
-                        if width == 1
-                        else [f"prediction_{k}" for k in range(width)]
-                    ),
-                ]
-            )
+            writer.writerow(["row", *names])
             writer.writerows([number, *row] for number, row in enumerate(rows))
         print(f"Predictions: {path}")
 
@@ -374,16 +357,13 @@ class EpochProgress(ProgressBar):
 
 
 def _width(data: LightningDataModule, name: str) -> int:
-    way_out = "Give the data module the properties num_features and num_classes."
     try:
-        width = getattr(data, name)
-    except AttributeError as error:
-        what = f"The model takes its width from {type(data).__name__}.{name}, which there is not: {error}."
-        raise ValueError(f"{what} {way_out}") from error
-    if not hasattr(width, "__index__"):
-        what = f"{type(data).__name__}.{name} must be a whole number, the width of the model; got {describe(width)}."
-        raise ValueError(f"{what} {way_out}")
-    return int(width)
+        return as_whole(getattr(data, name), f"{type(data).__name__}.{name}")
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            f"The model takes its width from {type(data).__name__}.{name}: {error} Give the data module the properties "
+            "num_features and num_classes, whole numbers."
+        ) from error
 
 
 def _with_files(args: Sequence[str]) -> list[str]:

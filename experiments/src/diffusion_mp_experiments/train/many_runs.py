@@ -1,12 +1,12 @@
 """Many trainings: processes of one thread each, and the versions that decide a number."""
 
+import math
 import os
 import platform
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from importlib.metadata import version
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -22,7 +22,7 @@ def each(
     runs: Sequence[tuple[Any, ...]],
     jobs: int = 1,
 ) -> Iterator[tuple[tuple[Any, ...], R]]:
-    """Yield every run with the result of `work(*run)`, in the order of their ends; several jobs run in `processes`."""
+    """Yield every run with the result of `work(*run)`, in the order of their ends; several jobs are `Workers`."""
     # Without another process, which would import for seconds.
     if jobs == 1 or len(runs) <= 1:
         threads = torch.get_num_threads()
@@ -33,22 +33,8 @@ def each(
         finally:
             torch.set_num_threads(threads)
         return
-    with processes(min(jobs, len(runs))) as pool:
-        running = {pool.submit(work, *run): run for run in runs}
-        yield from ((running[done], done.result()) for done in as_completed(running))
-
-
-@contextmanager
-def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Start processes of one thread each, which ignore signals of the keyboard and end with this process."""
-    with _pool(jobs) as pool:
-        try:
-            yield pool
-        except (
-            BaseException
-        ):  # also a signal; files that the others write are complete or absent
-            _kill_children()
-            raise
+    with Workers(min(jobs, len(runs))) as workers:
+        yield from workers.until(math.inf)(work, runs)
 
 
 #: Trains runs as `each` does: yields every run with its result.
@@ -56,64 +42,55 @@ Runner = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]
 
 
 class Workers:
-    """Processes of one thread each, which train runs as `each` does until a time is over.
+    """Processes of one thread each, which ignore signals of the keyboard and end with the context, or this process.
 
-    They start at once, so that they import while the first one reads data, and end with the context.
+    They start at once, so that they import while the first one reads data. Whatever they still do when the context
+    ends is given up: files that they write are complete or absent.
 
     Args:
         jobs: number of processes.
+
+    Attributes:
+        pool: the processes.
     """
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
 
     def __enter__(self) -> "Workers":
-        self._start()
+        # A fork would copy locks that other threads hold.
+        self.pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), _initialise)
+        for _ in range(self.jobs):
+            self.pool.submit(os.getpid)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        for child in active_children():
+            child.kill()
 
     def until(self, end: float) -> Runner:
-        """Return a function that gives up what is not done at the time `end` of ``time.monotonic()``.
+        """Return a function that trains runs as `each` does, and gives up what is not done at the time `end`.
 
-        It gives up a run in the middle, too.
+        It gives up a run in the middle, too. The time is that of ``time.monotonic()``.
         """
 
         def run(
-            work: Callable[..., Any], runs: Sequence[tuple[Any, ...]]
-        ) -> Iterator[Any]:
-            running = {
-                self._pool.submit(work, *each_run): each_run for each_run in runs
-            }
+            work: Callable[..., R], runs: Sequence[tuple[Any, ...]]
+        ) -> Iterator[tuple[tuple[Any, ...], R]]:
+            running = {self.pool.submit(work, *run): run for run in runs}
+            left = None
+            if end < math.inf:
+                left = max(0.0, end - time.monotonic())
             try:
-                for done in as_completed(running, max(0.0, end - time.monotonic())):
+                for done in as_completed(running, left):
                     yield running[done], done.result()
             except TimeoutError:
                 # What still runs is late, and nobody waits for it.
-                self._end()
-                self._start()
+                self.__exit__()
+                self.__enter__()
 
         return run
-
-    def _start(self) -> None:
-        self._pool = _pool(self.jobs)
-        for _ in range(self.jobs):
-            self._pool.submit(os.getpid)
-
-    def _end(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        _kill_children()
-
-
-def _pool(jobs: int) -> ProcessPoolExecutor:
-    # A fork would copy locks that other threads hold.
-    return ProcessPoolExecutor(jobs, get_context("spawn"), _initialise)
-
-
-def _kill_children() -> None:
-    for child in active_children():
-        child.kill()
 
 
 def _initialise() -> None:
@@ -139,13 +116,8 @@ def versions(device: str = "cpu") -> dict[str, str]:
         "scikit-learn",
         "numpy",
     )
-    gpu = (
-        {"GPU": torch.cuda.get_device_name(device)}
-        if torch.device(device).type == "cuda"
-        else {}
-    )
-    return {
-        "python": platform.python_version(),
-        **{name: version(name) for name in names},
-        **gpu,
-    }
+    found = {"python": platform.python_version()}
+    found |= {name: version(name) for name in names}
+    if torch.device(device).type == "cuda":
+        found["GPU"] = torch.cuda.get_device_name(device)
+    return found
