@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any
+from dataclasses import field
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.transforms import RandomLinkSplit
 
-from diffusion_mp.checks import Count, checked
+from diffusion_mp.checks import Count
 from diffusion_mp.data import KNNGraph, Split
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.train.batch_modules import BatchDataModule, selected
@@ -19,6 +19,7 @@ from diffusion_mp_experiments.train.datamodules import (
     Parts,
     SplitDataModule,
     read_once,
+    settings,
 )
 from diffusion_mp_experiments.train.datamodules import (
     has_label as has_label,
@@ -163,6 +164,7 @@ def target_scaling(problem: Problem, split: Split) -> tuple[Tensor, Tensor]:
     return known.mean(), known.std().clamp(min=1e-12)
 
 
+@settings
 class _Compared(SplitDataModule):
     """What data modules of a comparison share.
 
@@ -171,40 +173,29 @@ class _Compared(SplitDataModule):
         seed: draws the splits, together with their numbers.
         pooled: see `split_of`.
         kept: whether this is the training of the model that is kept, see `kept_split`.
-        options: of the data module.
     """
 
-    @checked
-    def __init__(
-        self,
-        problem: str = "",
-        seed: int = 0,
-        pooled: bool = False,
-        kept: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.path = problem
-        self.seed = seed
-        self.pooled = pooled
-        self.kept = kept
+    problem: str = field(default="", kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    pooled: bool = field(default=False, kw_only=True)
+    kept: bool = field(default=False, kw_only=True)
 
     @property
-    def problem(self) -> Problem:
-        return read_once(Problem.load, self.path)
+    def compared(self) -> Problem:
+        return read_once(Problem.load, self.problem)
 
     @property
     def num_classes(self) -> int:
-        return max(1, len(self.problem.classes))
+        return max(1, len(self.compared.classes))
 
     def graphs(self, k: int = NEIGHBOURS) -> list[Data]:
-        return read_once(_prepared, self.path, k)
+        return read_once(_prepared, self.problem, k)
 
     def masks(self) -> Split:
         if self.kept:
-            split = kept_split(self.problem)
+            split = kept_split(self.compared)
             return split._replace(test=split.val)
-        return split_of(self.problem, self.split, self.seed, self.tuning, self.pooled)
+        return split_of(self.compared, self.split, self.seed, self.tuning, self.pooled)
 
 
 def _prepared(path: str, k: int) -> list[Data]:
@@ -212,48 +203,44 @@ def _prepared(path: str, k: int) -> list[Data]:
     return prepared(problem.graphs, problem, k)
 
 
+@settings
 class ComparedNodes(_Compared, FullGraphDataModule):
     """The nodes of a graph, or the rows of a table, which are joined with their k nearest rows.
 
     Args:
         k: number of neighbours of the row of a table.
         num_parts: number of random parts of the graph to train on, a step each.
-        options: problem, seed, pooled, split and tuning.
+        problem, seed, pooled, kept, split, tuning: see `_Compared`.
     """
 
-    @checked
-    def __init__(
-        self, k: Count = NEIGHBOURS, num_parts: Count = 1, **options: Any
-    ) -> None:
-        super().__init__(**options)
-        self.k = k
-        self.num_parts = num_parts
+    k: Count = NEIGHBOURS
+    num_parts: Count = 1
 
     def load(self) -> Data:
         split = self.masks()
         data = split.apply_to(self.graphs(self.k)[0])
         if data.y.is_floating_point():
-            shift, scale = target_scaling(self.problem, split)
+            shift, scale = target_scaling(self.compared, split)
             data.y = (data.y - shift) / scale
         return data
 
 
+@settings
 class ComparedGraphs(_Compared, BatchDataModule):
     """Graphs, each of which has a label.
 
     Args:
         batch_size: number of graphs in a batch.
-        options: problem, seed, pooled, split and tuning.
+        problem, seed, pooled, kept, split, tuning: see `_Compared`.
     """
 
-    def __init__(self, batch_size: int = 64, **options: Any) -> None:
-        super().__init__(batch_size=batch_size, **options)
+    batch_size: Count | None = 64
 
     def parts(self) -> Parts:
         split = self.masks()
         graphs = self.graphs()
-        if not self.problem.classes:
-            shift, scale = target_scaling(self.problem, split)
+        if not self.compared.classes:
+            shift, scale = target_scaling(self.compared, split)
             graphs = [copy(graph) for graph in graphs]
             for graph in graphs:
                 graph.y = (graph.y - shift) / scale

@@ -314,11 +314,10 @@ def _measured(
         if values
     }
     if isinstance(trained, CertifiedDIFFormer) and states["energy"]:
-        graph = data.data
         # A network at rest has no number of steps: the first ones.
         steps = trained.conv.num_layers
         trained.conv.num_layers = steps or STEPS
-        energies = trained.energies(graph.x, graph.edge_index)
+        energies = trained.energies(data.data.x, data.data.edge_index)
         result["states"]["F"] = energies.tolist()
         trained.conv.num_layers = steps
     result["ablated"] = {}

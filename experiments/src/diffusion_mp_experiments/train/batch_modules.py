@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pytorch_lightning import LightningModule
@@ -20,7 +20,12 @@ from diffusion_mp_experiments.graphs import (
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.graphs.temporal import ForecastName, TemporalName
 from diffusion_mp_experiments.train.classifiers import Forecaster, GraphClassifier
-from diffusion_mp_experiments.train.datamodules import Parts, SplitDataModule, read_once
+from diffusion_mp_experiments.train.datamodules import (
+    Parts,
+    SplitDataModule,
+    read_once,
+    settings,
+)
 
 
 class BatchDataModule(SplitDataModule):
@@ -38,7 +43,7 @@ class BatchDataModule(SplitDataModule):
     def __init__(
         self, batch_size: Count | None, split: int = 0, tuning: bool = False
     ) -> None:
-        super().__init__(split, tuning)
+        super().__init__(split=split, tuning=tuning)
         self.batch_size = batch_size
 
     def train_dataloader(self) -> Iterable[Data]:
@@ -62,6 +67,7 @@ class BatchDataModule(SplitDataModule):
         ]
 
 
+@settings
 class TUDataModule(BatchDataModule):
     """A set of TUDataset, split at random (see `load_tu`).
 
@@ -71,26 +77,18 @@ class TUDataModule(BatchDataModule):
         train: share of the graphs that train.
         val: share of the graphs that validate; all others test.
         batch_size: number of graphs in a batch, or `None` for all of them.
-        options: split and tuning of `SplitDataModule`.
+        split: number of the split, see `SplitDataModule`.
+        tuning: whether settings are being chosen, see `SplitDataModule`.
 
     Examples:
         >>> data = TUDataModule("data/TUDataset", "MUTAG")  # reads the files later
     """
 
-    def __init__(
-        self,
-        root: str = "data/TUDataset",
-        name: str = "MUTAG",
-        train: float = 0.8,
-        val: float = 0.1,
-        batch_size: int | None = 64,
-        **options: Any,
-    ) -> None:
-        super().__init__(batch_size, **options)
-        self.root = root
-        self.name = name
-        self.train = train
-        self.val = val
+    root: str = "data/TUDataset"
+    name: str = "MUTAG"
+    train: float = 0.8
+    val: float = 0.1
+    batch_size: Count | None = 64
 
     def parts(self) -> Parts:
         graphs = read_once(load_tu, self.root, self.name)
@@ -100,6 +98,7 @@ class TUDataModule(BatchDataModule):
         )
 
 
+@settings
 class SynMolDataModule(BatchDataModule):
     """SynMol with its published test molecules (see `load_synmol`); tuning uses training molecules only.
 
@@ -107,22 +106,16 @@ class SynMolDataModule(BatchDataModule):
         root: the folder that holds the file.
         val: share of the training molecules that validate.
         batch_size: number of molecules in a batch, or `None` for all of them.
-        options: split and tuning of `SplitDataModule`.
+        split: number of the split, see `SplitDataModule`.
+        tuning: whether settings are being chosen, see `SplitDataModule`.
 
     Examples:
         >>> data = SynMolDataModule("data/SynMol")  # reads the files later
     """
 
-    def __init__(
-        self,
-        root: str = "data/SynMol",
-        val: float = 0.1,
-        batch_size: int | None = 256,
-        **options: Any,
-    ) -> None:
-        super().__init__(batch_size, **options)
-        self.root = root
-        self.val = val
+    root: str = "data/SynMol"
+    val: float = 0.1
+    batch_size: Count | None = 256
 
     def parts(self) -> Parts:
         graphs = read_once(load_synmol, self.root, "train")
@@ -140,6 +133,7 @@ class SynMolDataModule(BatchDataModule):
         return train, val, test
 
 
+@settings
 class SnapshotDataModule(BatchDataModule):
     """Forecasting on a graph (see `load_snapshots`): the first snapshots train, the next validate, the last test.
 
@@ -161,8 +155,8 @@ class SnapshotDataModule(BatchDataModule):
             Yan (2025, Table 5).
         windows: number of windows for tuning.
         batch_size: number of snapshots in a batch. By default all of them.
-        options: split (the number of the window or of a run) and tuning of `SplitDataModule`. There is one published
-            split.
+        split: number of the window or of a run. There is one published split.
+        tuning: whether settings are being chosen, see `SplitDataModule`.
 
     Examples:
         >>> data = SnapshotDataModule("data/spatial_temporal", "chickenpox")  # reads the files later
@@ -170,35 +164,25 @@ class SnapshotDataModule(BatchDataModule):
 
     trains = Forecaster
 
-    @checked
-    def __init__(
-        self,
-        root: str = "data/spatial_temporal",
-        name: TemporalName = "chickenpox",
-        lags: int | None = None,
-        base: ForecastName = "zero",
-        train: float = 0.2,
-        val: float = 0.2,
-        windows: Count = 4,
-        batch_size: int | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(batch_size, **options)
-        if not (train > 0 and val > 0 and train + val < 1):
+    root: str = "data/spatial_temporal"
+    name: TemporalName = "chickenpox"
+    lags: int | None = None
+    base: ForecastName = "zero"
+    train: float = 0.2
+    val: float = 0.2
+    windows: Count = 4
+    batch_size: Count | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.train > 0 and self.val > 0 and self.train + self.val < 1):
             raise ValueError(
-                f"train and val must be above 0 and their sum below 1; got {train} and {val}."
+                f"train and val must be above 0 and their sum below 1; got {self.train} and {self.val}."
             )
-        if self.tuning and not 0 <= self.split < windows:
+        if self.tuning and not 0 <= self.split < self.windows:
             raise ValueError(
-                f"split must lie in 0..{windows - 1}, a window, while settings are tuned; got {self.split}."
+                f"split must lie in 0..{self.windows - 1}, a window, while settings are tuned; got {self.split}."
             )
-        self.root = root
-        self.name = name
-        self.base = base
-        self.lags = lags
-        self.train = train
-        self.val = val
-        self.windows = windows
 
     @property
     def num_classes(self) -> int:

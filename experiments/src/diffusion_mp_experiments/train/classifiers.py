@@ -1,7 +1,7 @@
 """Classification of nodes, graphs and sequences, and forecasts, as LightningModules."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Literal, cast
 
@@ -16,6 +16,7 @@ from torch_geometric.utils import negative_sampling
 from torchmetrics import Metric
 
 from diffusion_mp.checks import (
+    as_node_mask,
     check_choice,
     check_counts,
     check_kind,
@@ -89,14 +90,14 @@ class Supervised(LightningModule):
         dtype = next((each.dtype for each in self.model.parameters()), None)
         if dtype is None or not isinstance(batch, Data):
             return batch
-        if not any(
-            _is_floating(each) and each.dtype != dtype
-            for each in batch.to_dict().values()
-        ):
-            return batch  # the same object, with which layers have cached what they compute from a graph
-        return copy(batch).apply(
-            lambda each: each.to(dtype) if _is_floating(each) else each
-        )
+        others = {
+            name: value.to(dtype)
+            for name, value in batch.to_dict().items()
+            if isinstance(value, Tensor) and value.is_floating_point()
+            if value.dtype != dtype
+        }
+        # Otherwise the same object, with which layers have cached what they compute from a graph.
+        return copy(batch).update(others) if others else batch
 
     def compared(self, batch: Any, stage: str) -> tuple[Tensor, Tensor]:
         outputs = self(batch)
@@ -161,15 +162,15 @@ class Supervised(LightningModule):
         self._evaluate(batch, "test")
 
     def configure_optimizers(self) -> Any:
-        # Adam's 1e-8 is zero in float16, and a first step would divide by zero.
+        make: Callable[..., torch.optim.Optimizer] = _OPTIMIZERS[self.optimizer]
         dtypes = [each.dtype for each in self.parameters() if each.is_floating_point()]
-        eps = max([1e-8, *(torch.finfo(dtype).smallest_normal for dtype in dtypes)])
-        arguments: dict[str, Any] = {
-            "lr": self.lr,
-            "weight_decay": self.weight_decay,
-            "eps": eps,
-        }
-        return _OPTIMIZERS[self.optimizer](self.parameters(), **arguments)
+        return make(
+            self.parameters(),
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            # Adam's 1e-8 is zero in float16, and a first step would divide by zero.
+            eps=max([1e-8, *(torch.finfo(dtype).smallest_normal for dtype in dtypes)]),
+        )
 
     def _evaluate(self, batch: Any, stage: str) -> tuple[Tensor, int]:
         outputs, targets = self.compared(self.in_dtype(batch), stage)
@@ -234,8 +235,6 @@ class NodeClassifier(Supervised):
         return _called(self.model, *inputs, **features)
 
     def compared(self, batch: Data, stage: str) -> tuple[Tensor, Tensor]:
-        check_kind(batch, "data", Data, "a torch_geometric Data")
-        mask = _selection(batch, f"{stage}_mask")
         logits, labels = super().compared(batch, stage)
         if logits.shape[:1] != (batch.num_nodes,):
             must = "it must return one row of logits per node"
@@ -246,6 +245,7 @@ class NodeClassifier(Supervised):
             raise ValueError(
                 f"data.y must have a row for each of {len(logits)} nodes; got {describe(labels)}."
             )
+        mask = _selection(batch, f"{stage}_mask")
         return logits[mask], labels[mask]
 
     def predict_step(self, batch: Data, batch_idx: int) -> Tensor:
@@ -367,24 +367,14 @@ def _misfit(
 
 
 def _selection(data: Data, name: str) -> Tensor:
-    """Return the mask of that name, bool [N] or integers."""
+    """Return the mask of that name, bool [N]."""
     mask = data.get(name)
     if mask is None:
         raise ValueError(
             f"data has no {name}, which says which nodes to use. Split.apply_to of diffusion_mp.data gives it the "
             "three masks, from random_split_per_class(data.y, 20) for instance."
         )
-    selects = isinstance(mask, Tensor) and mask.dim() == 1 and not _is_floating(mask)
-    if not selects or (mask.dtype == torch.bool and len(mask) != data.num_nodes):
-        what = f"True or False for each of {data.num_nodes} nodes, or indices of nodes"
-        raise ValueError(
-            f"data.{name} must be a tensor with {what}; got {describe(mask)}."
-        )
-    return mask
-
-
-def _is_floating(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
+    return as_node_mask(mask, f"data.{name}", len(data.x), data.x.device)
 
 
 def _edge_features(model: nn.Module, data: Data) -> dict[str, Tensor]:
@@ -396,14 +386,11 @@ def _edge_features(model: nn.Module, data: Data) -> dict[str, Tensor]:
     return {"edge_attr": data.edge_attr} if reads and data.edge_attr is not None else {}
 
 
-def _check_batch(batch: object, *parts: str) -> None:
-    check_kind(
-        batch,
-        "batch",
-        Data,
-        f"a torch_geometric Data or Batch with {' and '.join(parts)}",
-    )
-    if missing := [part for part in parts if part not in cast("Data", batch)]:
+def _check_batch(batch: Data, *parts: str) -> None:
+    what = f"a torch_geometric Data or Batch with {' and '.join(parts)}"
+    check_kind(batch, "batch", Data, what)
+    missing = [part for part in parts if part not in batch]
+    if missing:
         raise ValueError(
             f"batch has no {' and no '.join(missing)}; ToDiffusionGraph gives it a graph, last of all."
         )

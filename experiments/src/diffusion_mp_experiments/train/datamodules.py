@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
@@ -33,6 +34,7 @@ from diffusion_mp_experiments.graphs.ogb import OgbName
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 
 Loaded = TypeVar("Loaded")
+Kind = TypeVar("Kind")
 
 
 def read_once(load: Callable[..., Loaded], *args: Any) -> Loaded:
@@ -56,6 +58,15 @@ def has_label(y: Tensor) -> Tensor:
 Parts = tuple[Sequence[Data], Sequence[Data], Sequence[Data]]
 
 
+@dataclass_transform()
+def settings(kind: type[Kind]) -> type[Kind]:
+    """Make a dataclass of a data module: its fields are its arguments, checked as their annotations say."""
+    kind = dataclass(eq=False, repr=False)(kind)
+    kind.__init__ = checked(kind.__init__)  # type: ignore[method-assign]
+    return kind
+
+
+@settings
 class SplitDataModule(LightningDataModule):
     """Base class: graphs to train, validate and test on; subclasses define `parts`.
 
@@ -69,11 +80,11 @@ class SplitDataModule(LightningDataModule):
     #: The LightningModule that trains a model on these data.
     trains: ClassVar[type[LightningModule]] = NodeClassifier
 
-    @checked
-    def __init__(self, split: Seed = 0, tuning: bool = False) -> None:
+    split: Seed = field(default=0, kw_only=True)
+    tuning: bool = field(default=False, kw_only=True)
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.split = split
-        self.tuning = tuning
         self._batches: dict[int, list[Data]] = {}
 
     def parts(self) -> Parts:
@@ -195,7 +206,7 @@ class DigitsDataModule(FullGraphDataModule):
         num_neighbors: int = 5,
         seed: Seed = 0,
     ) -> None:
-        super().__init__(seed)
+        super().__init__(split=seed)
         self.per_class = per_class
         self.num_val = num_val
         self.num_neighbors = num_neighbors
@@ -252,7 +263,8 @@ class PlanetoidDataModule(FullGraphDataModule):
             raise ValueError(
                 f"tuning needs a number as split, for only such splits keep labels apart; got {split!r}."
             )
-        super().__init__(split if isinstance(split, int) else seed, tuning)
+        drawn = split if isinstance(split, int) else seed
+        super().__init__(split=drawn, tuning=tuning)
         self.root = root
         self.network = name
         self.sparse = sparse
@@ -277,6 +289,7 @@ class PlanetoidDataModule(FullGraphDataModule):
         return data
 
 
+@settings
 class HeterophilousDataModule(FullGraphDataModule):
     """A graph of Platonov et al. (2023) with one of its published splits (see `load_heterophilous`).
 
@@ -284,23 +297,16 @@ class HeterophilousDataModule(FullGraphDataModule):
         root: the folder that holds the file.
         name: name of the graph, such as "chameleon_filtered" or "minesweeper".
         normalize_features: whether to divide the features of every node by their sum.
-        options: split and tuning of `SplitDataModule`.
+        split: number of the split, see `SplitDataModule`.
+        tuning: whether settings are being chosen, see `SplitDataModule`.
 
     Examples:
         >>> data = HeterophilousDataModule("data/heterophilous_npz", "chameleon_filtered")  # reads the files later
     """
 
-    def __init__(
-        self,
-        root: str = "data/heterophilous_npz",
-        name: str = "chameleon_filtered",
-        normalize_features: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.root = root
-        self.name = name
-        self.normalize_features = normalize_features
+    root: str = "data/heterophilous_npz"
+    name: str = "chameleon_filtered"
+    normalize_features: bool = False
 
     def load(self) -> Data:
         data = read_once(graphs.load_heterophilous, self.root, self.name)
@@ -310,6 +316,7 @@ class HeterophilousDataModule(FullGraphDataModule):
         return NormalizeFeatures()(data) if self.normalize_features else data
 
 
+@settings
 class FacebookDataModule(FullGraphDataModule):
     """A university of Facebook100, split at random (see `load_facebook`).
 
@@ -318,25 +325,17 @@ class FacebookDataModule(FullGraphDataModule):
         name: name of the university.
         train: share of the students of known gender that train (Lim et al. 2021).
         val: share of the students of known gender that validate; all others test.
-        options: split and tuning of `SplitDataModule`.
+        split: number of the split, see `SplitDataModule`.
+        tuning: whether settings are being chosen, see `SplitDataModule`.
 
     Examples:
         >>> data = FacebookDataModule("data/LINKXDataset", "johnshopkins55")  # reads the files later
     """
 
-    def __init__(
-        self,
-        root: str = "data/LINKXDataset",
-        name: str = "johnshopkins55",
-        train: float = 0.5,
-        val: float = 0.25,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.root = root
-        self.name = name
-        self.train = train
-        self.val = val
+    root: str = "data/LINKXDataset"
+    name: str = "johnshopkins55"
+    train: float = 0.5
+    val: float = 0.25
 
     def load(self) -> Data:
         data = read_once(graphs.load_facebook, self.root, self.name)
@@ -345,6 +344,7 @@ class FacebookDataModule(FullGraphDataModule):
         ).apply_to(data)
 
 
+@settings
 class OgbDataModule(FullGraphDataModule):
     """ogbn-arxiv or ogbn-proteins with its published split (see `load_ogb`).
 
@@ -355,23 +355,16 @@ class OgbDataModule(FullGraphDataModule):
         root: the folder that holds the unpacked archive.
         name: "ogbn-arxiv" or "ogbn-proteins".
         cache: the folder of the memory-mapped arrays; by default the folder of `load_ogb`.
-        options: split and tuning of `SplitDataModule`.
+        split: number of the split, see `SplitDataModule`.
+        tuning: whether settings are being chosen, see `SplitDataModule`.
 
     Examples:
         >>> data = OgbDataModule("data", "ogbn-arxiv")  # reads the files later
     """
 
-    def __init__(
-        self,
-        root: str = "data",
-        name: OgbName = "ogbn-arxiv",
-        cache: str | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.root = root
-        self.cache = cache
-        self.name: OgbName = name
+    root: str = "data"
+    name: OgbName = "ogbn-arxiv"
+    cache: str | None = None
 
     def load(self) -> Data:
         data = graphs.load_ogb(self.root, self.name, cache=self.cache)
@@ -386,6 +379,7 @@ class OgbDataModule(FullGraphDataModule):
         return data
 
 
+@settings
 class KNNDataModule(FullGraphDataModule):
     """Images or messages on the graph of their nearest neighbours (see `KNNGraph`), with few labels per class.
 
@@ -400,42 +394,33 @@ class KNNDataModule(FullGraphDataModule):
             default the graph is one part.
         weighted: whether edges have weights, see `KNNGraph`.
         sharpness: how fast weights fall with the distance, see `KNNGraph`.
-        options: split and tuning of `SplitDataModule`.
+        split: number of the split, see `SplitDataModule`.
+        tuning: whether settings are being chosen, see `SplitDataModule`.
 
     Examples:
         >>> data = KNNDataModule("digits", k=10, per_class=10)
     """
 
-    @checked
-    def __init__(
-        self,
-        name: Literal["MNIST", "20Newsgroups", "digits"] = "MNIST",
-        root: str = "data/MNIST",
-        k: int = 10,
-        metric: Metric = "euclidean",
-        per_class: int = 10,
-        num_val: int = 1000,
-        num_parts: Count = 1,
-        weighted: bool = False,
-        sharpness: float = 8.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(**options)
-        self.name = name
-        self.root = root
-        self.joined_by = (k, metric, weighted, sharpness)
-        self.per_class = per_class
-        self.num_val = num_val
-        self.num_parts = num_parts
+    name: Literal["MNIST", "20Newsgroups", "digits"] = "MNIST"
+    root: str = "data/MNIST"
+    k: int = 10
+    metric: Metric = "euclidean"
+    per_class: int = 10
+    num_val: int = 1000
+    num_parts: Count = 1
+    weighted: bool = False
+    sharpness: float = 8.0
 
     def load(self) -> Data:
-        data = read_once(_joined, self.name, self.root, *self.joined_by)
+        joined_by = (self.k, self.metric, self.weighted, self.sharpness)
+        data = read_once(_joined, self.name, self.root, joined_by)
         labels = visible_labels(data.y, self.tuning)
         return random_split_per_class(
             labels, self.per_class, self.num_val, None, self.generator
         ).apply_to(data)
 
 
+@settings
 class RowsDataModule(FullGraphDataModule):
     """Rows of a table without edges, some of which have a label.
 
@@ -444,7 +429,8 @@ class RowsDataModule(FullGraphDataModule):
     Args:
         name: name of the table, see `load_rows`, and the share of labelled rows: "iris 10%". At 100 % three of five
             rows are labelled.
-        options: split and tuning of `SplitDataModule`.
+        split: number of the split, see `SplitDataModule`.
+        tuning: whether settings are being chosen, see `SplitDataModule`.
 
     Examples:
         >>> data = RowsDataModule("iris 10%")
@@ -452,43 +438,35 @@ class RowsDataModule(FullGraphDataModule):
         6
     """
 
-    @checked
-    def __init__(self, name: str = "iris 10%", **options: Any) -> None:
-        super().__init__(**options)
-        check_kind(name, "name", str, "a table and a percentage, such as 'iris 10%'")
-        table, _, percent = name.rpartition(" ")
+    name: str = "iris 10%"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what = "a table and the percentage of labelled rows, such as 'iris 10%'"
+        check_kind(self.name, "name", str, what)
+        self.table, _, percent = self.name.rpartition(" ")
         try:
             self.labelled = float(percent.removesuffix("%")) / 100
         except ValueError:
-            raise ValueError(
-                f"name must be a table and the percentage of labelled rows, such as 'iris 10%'; got {name!r}."
-            ) from None
-        self.name = table
+            raise ValueError(f"name must be {what}; got {self.name!r}.") from None
 
     def load(self) -> Data:
-        data = read_once(graphs.load_rows, self.name)
+        data = read_once(graphs.load_rows, self.table)
         # Numbers are split as the rows of a single class are.
-        classes = (
-            data.y if self.name not in NUMBERS else torch.zeros_like(data.y).long()
-        )
+        classes = data.y
+        if self.table in NUMBERS:
+            classes = torch.zeros_like(data.y).long()
         labels = visible_labels(classes, self.tuning)
         return random_split(labels, 0.6 * self.labelled, 0.2, self.generator).apply_to(
             data
         )
 
 
-def _joined(
-    name: str,
-    root: str,
-    k: int,
-    metric: Metric,
-    weighted: bool,
-    sharpness: float,
-) -> Data:
+def _joined(name: str, root: str, joined_by: tuple[Any, ...]) -> Data:
     if name == "digits":
         data = graphs.load_digits()
     elif name == "MNIST":
         data = read_once(graphs.load_mnist, root)
     else:
         data = read_once(graphs.load_newsgroups, root)
-    return KNNGraph(k, metric, weighted, sharpness)(data)
+    return KNNGraph(*joined_by)(data)
