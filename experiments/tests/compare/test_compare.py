@@ -13,7 +13,11 @@ from torch_geometric.utils import stochastic_blockmodel_graph
 
 from diffusion_mp.models import DiffusionGNN
 from diffusion_mp_experiments.compare import Comparison, compare
-from diffusion_mp_experiments.compare.comparison import table_folder, table_of
+from diffusion_mp_experiments.compare.comparison import (
+    kept_module,
+    table_folder,
+    table_of,
+)
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.compare.report import hurried
 from diffusion_mp_experiments.reproduce.harness import searches
@@ -86,11 +90,14 @@ def test_every_row_trains_on_every_kind_of_data(
     table = replace(table_of(problem, tmp_path, None, 0, [row]), epochs=2, trials=1)
     settings = searches(table, table.rows[0])[0].settings[0]
     config = table.config(table.rows[0], settings)
+    path = None if table.rows[0].model is None else tmp_path / "kept.safetensors"
     for tuning in (True, False):
-        record = train(config, table.metric.name, 0, 0, tuning)
+        record = train(config, table.metric.name, 0, 0, tuning, save=path)
         score = record["validation"] if tuning else record["test"]
         assert score is not None
         assert np.isfinite(score)
+    # The kept model is read by another process than the one that has trained it.
+    assert not kept_module(config, tmp_path / "kept.safetensors").training
 
 
 @pytest.fixture(scope="module")

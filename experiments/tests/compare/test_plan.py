@@ -68,6 +68,14 @@ def test_the_slowest_row_is_left_out_first_and_the_reason_is_given() -> None:
     assert [row.name for row in planned.applied(table()).rows] == ["constant", "gcn"]
 
 
+def test_an_epoch_of_many_steps_leaves_fewer_rows_out() -> None:
+    costs = {"constant": Cost(1.0), "gcn": Cost(5.0, 10.0)}
+    assert "gcn" in plan(table(), costs, 200, 1).left_out
+    planned = plan(table(), costs, 200, 1, (2, *EPOCHS))
+    assert not planned.left_out
+    assert planned.epochs == 2
+
+
 def test_there_are_no_more_splits_than_the_data_have() -> None:
     assert plan(table(), COSTS, 1e6, 1).splits == 1
     assert plan(table(), COSTS, 1e6, 4).splits == 4

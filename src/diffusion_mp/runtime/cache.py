@@ -168,10 +168,18 @@ class TensorCache(Generic[T]):
         make: Callable[..., T],
     ) -> T:
         """Return ``make(*tensors)``, or its cached value for an equal key and the same tensors."""
-        present = [tensor for tensor in tensors if tensor is not None]
-        if not (values_only() and _fixed(present)):
+        # First, since the sizes of captured tensors may be symbols.
+        if not values_only():
             return make(*tensors)
-        numbers = sum(tensor.numel() for tensor in present)
+        present = []
+        numbers = 0
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            if not _replaceable(tensor):
+                return make(*tensors)
+            present.append(tensor)
+            numbers += tensor.numel()
         # Tensors without numbers leave nothing to compare, and copies of large ones would fill the memory.
         if not 0 < numbers <= self.room:
             return make(*tensors)
@@ -202,14 +210,12 @@ class TensorCache(Generic[T]):
         )
 
 
-def _fixed(tensors: list[Tensor]) -> bool:
-    """Return whether copies can replace these tensors.
+def _replaceable(tensor: Tensor) -> bool:
+    """Return whether a copy can replace a tensor.
 
-    They cannot replace a PartEdgeIndex, which holds more than its numbers, or learned tensors, whose copies get no
+    It cannot replace a PartEdgeIndex, which holds more than its numbers, or a learned tensor, whose copy gets no
     gradient.
     """
-    return all(
-        type(tensor) in (Tensor, EdgeIndex)
-        and not (tensor.is_meta or tensor.requires_grad)
-        for tensor in tensors
-    )
+    if type(tensor) not in (Tensor, EdgeIndex):
+        return False
+    return not (tensor.is_meta or tensor.requires_grad)

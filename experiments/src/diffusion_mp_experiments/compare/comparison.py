@@ -21,6 +21,7 @@ from diffusion_mp import load
 from diffusion_mp.checks import check_choice, check_positive
 from diffusion_mp.data import ToDiffusionGraph
 from diffusion_mp.models.certified_network import CertifiedNetwork
+from diffusion_mp.saving import Saved
 from diffusion_mp_experiments.compare import findings
 from diffusion_mp_experiments.compare.data import (
     has_label,
@@ -30,7 +31,14 @@ from diffusion_mp_experiments.compare.data import (
     target_scaling,
 )
 from diffusion_mp_experiments.compare.inputs import read
-from diffusion_mp_experiments.compare.plan import TIMED, Cost, Plan, plan
+from diffusion_mp_experiments.compare.plan import (
+    EPOCHS,
+    FEW_EPOCHS,
+    TIMED,
+    Cost,
+    Plan,
+    plan,
+)
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.compare.report import report
 from diffusion_mp_experiments.files.reading import as_path, check_present
@@ -192,9 +200,9 @@ def table_of(
     if problem.task != "link" and problem.split is None:
         pooled = int(has_label(labels_of(problem)).sum()) >= _POOLED
     arguments = {"problem": str(folder / "problem.npz"), "seed": seed, "pooled": pooled}
-    nodes = problem.graphs[0].num_nodes
-    if problem.task == "node" and nodes > 2 * _PART:
-        arguments["num_parts"] = math.ceil(nodes / _PART)
+    parts = number_of_parts(problem)
+    if parts > 1:
+        arguments["num_parts"] = parts
     return replace(
         table,
         title=f"{len(problem.names):,} {_ROWS[problem.task]}",
@@ -206,6 +214,14 @@ def table_of(
         tuning=1 if pooled else "nested",
         quick={},
     )
+
+
+def number_of_parts(problem: Problem) -> int:
+    """Return in how many parts a graph trains."""
+    nodes = problem.graphs[0].num_nodes
+    if problem.task != "node" or nodes <= 2 * _PART:
+        return 1
+    return math.ceil(nodes / _PART)
 
 
 def cannot_run(problem: Problem, table: Table) -> dict[str, str]:
@@ -266,14 +282,16 @@ class _Work:
     def plan(self, timed: float, end: float) -> Plan:
         """Time a short training of every row until the time `timed`, and plan the others until the time `end`."""
         reasons = cannot_run(self.problem, self.table)
-        short = replace(self.table, epochs=TIMED, patience=TIMED)
+        parts = number_of_parts(self.problem)
+        # An epoch in parts has steps enough to be timed.
+        epochs = TIMED if parts == 1 else 1
+        short = replace(self.table, epochs=epochs, patience=epochs)
         runs = []
         for row in short.rows:
             if row.name not in reasons:
                 settings = searches(short, row)[0].settings[0]
                 runs.append((row.name, short.config(row, settings)))
-        # Networks first: a model of scikit-learn may take as long as all of them.
-        runs.sort(key=lambda run: "predictor" in run[1]["module"])
+        runs.sort(key=lambda run: _turn(run[1]["module"]))
         costs = {}
         for (name, _), cost in self.workers.until(timed)(_timed, runs):
             if isinstance(cost, str):
@@ -295,7 +313,8 @@ class _Work:
         table = replace(
             self.table, rows=[row for row in self.table.rows if row.name in costs]
         )
-        planned = plan(table, costs, self.workers.jobs * left, most)
+        choices = EPOCHS if parts == 1 else (*FEW_EPOCHS, *EPOCHS)
+        planned = plan(table, costs, self.workers.jobs * left, most, choices)
         return replace(planned, left_out={**reasons, **planned.left_out})
 
 
@@ -316,6 +335,13 @@ def table_splits(problem: Problem) -> int:
     return 1 if mask.dim() == 1 else mask.size(1)
 
 
+def _turn(module: Config) -> int:
+    """Return when a row is timed: models of scikit-learn last, since one may take as long as all networks."""
+    if "predictor" not in module:
+        return 1
+    return 2 if module["predictor"]["class_path"].endswith("OnFeatures") else 0
+
+
 def _timed(name: str, config: Config) -> Cost | str:
     """Return what a training of a row takes, or why there is none."""
     try:
@@ -326,7 +352,22 @@ def _timed(name: str, config: Config) -> Cost | str:
         return f"{type(error).__name__}: {error}".partition("\n")[0]
     if "predictor" in config["module"]:
         return Cost(record["seconds"])
-    return Cost(0.1, record["seconds"] / max(1, record["epochs"]))
+    epoch = record["epoch_seconds"]
+    return Cost(record["seconds"] - record["epochs"] * epoch, epoch)
+
+
+def kept_module(config: Config, path: Path) -> LightningModule:
+    """Return the model of a file in its LightningModule; a predictor, which has no file, is fitted again."""
+    data = data_module(config)
+    module = build_module(config, data)
+    model: Any = module.model
+    if "predictor" in config["module"]:
+        model.fit(data)
+    else:
+        # The file may name networks of the tables, which `load` does not know.
+        classes = [type(each) for each in model.modules() if isinstance(each, Saved)]
+        module.model = load(path, classes=classes)
+    return module.eval()
 
 
 @dataclass
@@ -504,15 +545,7 @@ class Comparison:
 
     def module(self) -> LightningModule:
         """Return the kept model in its LightningModule; a row that is fitted at once is fitted again."""
-        config = self.kept
-        data = data_module(config)
-        module = build_module(config, data)
-        if "predictor" in config["module"]:
-            predictor: Any = module.model
-            predictor.fit(data)
-        else:
-            module.model = load(self.model_path)
-        return module.eval()
+        return kept_module(self.kept, self.model_path)
 
     @torch.no_grad()
     def predict(self, data: Data | Sequence[Data] | None = None) -> np.ndarray:

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from diffusion_mp_experiments.train.checkpoints import replace_file
 SPLITS = (3, 5, 10)
 TRIALS = (2, 4, 8, 16, 32)
 EPOCHS = (10, 25, 50, 100, 200, 300)
+#: Further choices where an epoch has many steps.
+FEW_EPOCHS = (2, 5)
 #: Epochs of the first training of every row, which is only timed.
 TIMED = 3
 # Training ends early where validation does not improve any more; this share of the epochs is typical.
 _TYPICAL = 0.7
 # What is planned; the rest is for drawing pictures, and for settings that take longer than the timed one.
 _USED = 0.7
-# A row that takes more than this share of the time leaves too little for all others.
-_LARGEST = 0.4
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,11 @@ class Plan:
 
 
 def plan(
-    table: Table, costs: Mapping[str, Cost], seconds: float, most_splits: int
+    table: Table,
+    costs: Mapping[str, Cost],
+    seconds: float,
+    most_splits: int,
+    choices: Sequence[int] = EPOCHS,
 ) -> Plan:
     """Return the largest budget that fits into `seconds` of computing time.
 
@@ -80,32 +84,36 @@ def plan(
         costs: what a training of each row takes.
         seconds: seconds of all processes together.
         most_splits: number of splits that there are.
+        choices: numbers of epochs to choose from.
     """
     rows = [row for row in table.rows if row.name in costs]
     left_out: dict[str, str] = {}
-    splits = sorted({min(n, most_splits) for n in SPLITS})
+    budgets = list(
+        itertools.product({min(n, most_splits) for n in SPLITS}, TRIALS, choices)
+    )
 
     def needed(row: Row, splits: int, trials: int, epochs: int) -> float:
         return _runs(table, row, splits, trials) * costs[row.name].of(epochs)
 
     def worth(budget: tuple[int, int, int]) -> float:
-        # A model that is not trained to its end says less than one whose settings are not the best.
         splits, trials, epochs = map(math.log, budget)
+        # A model that is not trained to its end says less than one whose settings are not the best.
         return splits + trials + 3 * epochs
 
     while rows:
         fitting = [
             budget
-            for budget in itertools.product(splits, TRIALS, EPOCHS)
+            for budget in budgets
             if sum(needed(row, *budget) for row in rows) <= _USED * seconds
         ]
         if fitting:
             return Plan(*max(fitting, key=lambda each: (worth(each), each)), left_out)
-        least = {row.name: needed(row, splits[0], TRIALS[0], EPOCHS[0]) for row in rows}
+        fewest = min(budgets)
+        least = {row.name: needed(row, *fewest) for row in rows}
         slowest = max(rows, key=lambda row: least[row.name])
         left_out[slowest.name] = (
-            f"it takes about {least[slowest.name]:.0f} seconds of computing time for two settings and {EPOCHS[0]} "
-            "epochs, which do not fit beside the others; give more minutes"
+            f"it takes about {least[slowest.name]:.0f} seconds of computing time for two settings and {fewest[2]} "
+            f"epochs, which do not fit beside the others; give more minutes"
         )
         rows.remove(slowest)
     raise ValueError(

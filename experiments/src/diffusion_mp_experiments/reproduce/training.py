@@ -80,9 +80,9 @@ def train(
 
     Returns:
         validation and, except for tuning, test metric of the epoch with the best validation score; that epoch, how many
-            there were and why no more; the test metric with the attention of the trained model replaced, where it has
-            one; measures of its states (`MEASURES`) and, of a certified one, the energy F at every state; hash of the
-            data, versions, seconds and peak memory of the process in MB.
+            there were, why no more, and the mean seconds of one; the test metric with the attention of the trained
+            model replaced, where it has one; measures of its states (`MEASURES`) and, of a certified one, the energy F
+            at every state; hash of the data, versions, seconds and peak memory of the process in MB.
     """
     start = time.perf_counter()
     with suppress(OSError):
@@ -245,6 +245,7 @@ def _fit(
     ended = "epochs"
     curve: list[float] = []
     state: dict[str, Tensor] = {}
+    start = time.perf_counter()
     try:
         while done < epochs and ended == "epochs":
             module.train()
@@ -269,12 +270,19 @@ def _fit(
                 ended = "time"
     except _DIVERGED as error:
         ended = f"diverged: {error}"
+    seconds = time.perf_counter() - start
     # Without a finite score there is no best epoch, and nothing to go back to.
     if state:
         module.load_state_dict(state)
     # JSON has no NaN.
     curve = [score for score in curve if math.isfinite(score)]
-    return {"epoch": best, "epochs": done, "ended": ended, "curve": curve}
+    return {
+        "epoch": best,
+        "epochs": done,
+        "ended": ended,
+        "curve": curve,
+        "epoch_seconds": round(seconds / max(1, done), 4),
+    }
 
 
 @torch.no_grad()
