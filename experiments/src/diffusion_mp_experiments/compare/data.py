@@ -12,6 +12,7 @@ from torch_geometric.transforms import RandomLinkSplit
 from diffusion_mp.checks import Count
 from diffusion_mp.data import KNNGraph, Split
 from diffusion_mp_experiments.compare.problem import Problem
+from diffusion_mp_experiments.settings import settings
 from diffusion_mp_experiments.train.batch_modules import BatchDataModule, selected
 from diffusion_mp_experiments.train.classifiers import LinkPredictor
 from diffusion_mp_experiments.train.datamodules import (
@@ -19,7 +20,6 @@ from diffusion_mp_experiments.train.datamodules import (
     Parts,
     SplitDataModule,
     read_once,
-    settings,
 )
 from diffusion_mp_experiments.train.datamodules import (
     has_label as has_label,

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from torch_geometric.data import Batch, Data, Dataset
 from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import GlobalStorage
@@ -24,7 +23,9 @@ from diffusion_mp.checks import (
 )
 from diffusion_mp_experiments.compare.problem import (
     RECORD,
+    Masks,
     Problem,
+    Question,
     check_graph,
     read_arrays,
 )
@@ -76,20 +77,20 @@ def read(
         ValueError: the content is damaged, or there is nothing to predict. The message names the file or the argument.
     """
     check_choice(task, "task", (None, "node", "graph", "link", "regression"))
-    options: dict[str, Any] = {"target": target, "task": task, "directed": directed}
+    question = Question(target, task, directed)
     path = None
     if isinstance(source, (str, Path)):
         path = as_path(source, "source")
         table, its_edges = _tables(path, edges)
         if table is not None:
-            return read_table(table, its_edges, identifier=identifier, **options)
+            return read_table(table, its_edges, identifier, question)
     if edges is not None or identifier is not None:
         raise ValueError(
             f"edges and identifier are for tables only, and source is {describe(source)}; leave them out."
         )
     if path is None:
-        return _from_objects(source, "", **options)
-    return _read_file(path, **options)
+        return _from_objects(source, "", question)
+    return _read_file(path, question)
 
 
 def _tables(path: Path, edges: str | Path | None) -> tuple[Path | None, Path | None]:
@@ -113,24 +114,24 @@ def _tables(path: Path, edges: str | Path | None) -> tuple[Path | None, Path | N
     return path, beside if beside.is_file() else None
 
 
-def _read_file(path: Path, **options: Any) -> Problem:
+def _read_file(path: Path, question: Question) -> Problem:
     if path.is_dir():
-        return _read_tu(path, **options)
+        return _read_tu(path, question)
     check_present("The source", path.parent, [path], f"Give {_FORMS}.")
     if path.suffix in (".pt", ".pth"):
-        return _from_objects(_load_pt(path), f"{path}: ", **options)
+        return _from_objects(_load_pt(path), f"{path}: ", question)
     with reading(path, _WAY_OUT):
         if path.suffix == ".safetensors":
-            return _from_objects(load_file(path), "", **options)
+            return _from_objects(load_file(path), "", question)
         if path.suffix != ".npz":
             raise ValueError(f"it must be {_FORMS}")
         arrays = read_arrays(path)
         if "node_features" in arrays:
             data = load_heterophilous(path.parent, path.stem)
-            return _from_objects(data, "", **options)
+            return _from_objects(data, "", question)
         if RECORD not in arrays:
-            return _from_objects(arrays, "", **options)
-    if any(value is not None for value in options.values()):
+            return _from_objects(arrays, "", question)
+    if question != Question():
         raise ValueError(
             f"{path} is a problem that was read before; leave out target, task and directed, or read its source."
         )
@@ -149,7 +150,7 @@ def _load_pt(path: Path) -> Any:
         ) from error
 
 
-def _read_tu(folder: Path, **options: Any) -> Problem:
+def _read_tu(folder: Path, question: Question) -> Problem:
     raw = folder
     if (folder / "raw").is_dir():
         raw = folder / "raw"
@@ -160,7 +161,7 @@ def _read_tu(folder: Path, **options: Any) -> Problem:
             f"{len(names)} of these; give {_FORMS}."
         )
     graphs = read_tu(raw, names[0], constant=True)
-    problem = _from_objects(graphs, f"{folder}: ", **options)
+    problem = _from_objects(graphs, f"{folder}: ", question)
     # PyG numbers the classes anew.
     labels = number_blocks(raw / f"{names[0]}_graph_labels.txt", 1, np.int64)
     found = np.unique(np.concatenate([block for _, block in labels]))
@@ -169,7 +170,7 @@ def _read_tu(folder: Path, **options: Any) -> Problem:
     return problem
 
 
-def _from_objects(source: Any, where: str, **options: Any) -> Problem:
+def _from_objects(source: Any, where: str, question: Question) -> Problem:
     if isinstance(source, Batch):
         source = source.to_data_list()
     if isinstance(source, dict):
@@ -189,8 +190,8 @@ def _from_objects(source: Any, where: str, **options: Any) -> Problem:
         graphs.append(copy(graph).detach().cpu())
     # Data sets of one large graph are lists of one.
     if len(graphs) == 1:
-        return _from_graph(graphs[0], where, **options)
-    return _from_graphs(graphs, where, **options)
+        return _from_graph(graphs[0], where, question)
+    return _from_graphs(graphs, where, question)
 
 
 def _tensor(value: Any) -> Any:
@@ -203,15 +204,13 @@ def _tensor(value: Any) -> Any:
 def _from_graph(
     source: Data,
     where: str,
-    target: str | None,
-    task: str | None,
-    directed: bool | None,
+    question: Question,
 ) -> Problem:
-    field = target or "y"
+    field = question.target or "y"
     labels: np.ndarray = np.empty(0)
     if field in source:
         labels = np.atleast_1d(source[field])
-    elif task != "link" or target is not None:
+    elif question.task != "link" or question.target is not None:
         raise ValueError(
             f"{where}source has no {field}; name the field to predict with target=, one of "
             f'{some(sorted(source.keys()))}, or predict links with task="link".'
@@ -229,10 +228,9 @@ def _from_graph(
         [data],
         labels,
         f"{where}{field}",
-        task=task,
-        directed=directed,
+        question,
+        notes,
         split=_split(source, nodes, where, notes),
-        notes=notes,
     )
 
 
@@ -271,9 +269,7 @@ def _count_nodes(source: Data) -> int:
         return source.num_nodes or 0
 
 
-def _split(
-    data: Data, nodes: int, where: str, notes: list[str]
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def _split(data: Data, nodes: int, where: str, notes: list[str]) -> Masks | None:
     masks = [
         as_tensor(data[name], f"{where}{name}", "a mask [N]")
         for name in MASKS
@@ -302,15 +298,13 @@ def _split(
 def _from_graphs(
     sources: Sequence[Data],
     where: str,
-    target: str | None,
-    task: str | None,
-    directed: bool | None,
+    question: Question,
 ) -> Problem:
-    if directed is not None:
+    if question.directed is not None:
         raise ValueError(
             f"{where}directed is for one graph, and source is a list; leave it out."
         )
-    field = target or "y"
+    field = question.target or "y"
     graphs = []
     labels = []
     for number, source in enumerate(sources):
@@ -333,8 +327,8 @@ def _from_graphs(
         graphs,
         np.array(labels),
         f"{where}{field}",
-        task=task,
-        notes=notes,
+        question,
+        notes,
         of_graphs=True,
     )
 

@@ -29,12 +29,22 @@ from diffusion_mp_experiments.files.reading import (
 )
 from diffusion_mp_experiments.train.checkpoints import replace_file
 
+Masks = tuple[Tensor, Tensor, Tensor]
 #: The array of a file in which everything but tensors is.
 RECORD = "problem"
 _FIELDS = ("x", "edge_index", "edge_attr", "edge_weight", "y")
 _RECORDED = ("task", "classes", "names", "directed", "notes")
 _LARGEST = 1 << 35  # bytes of all arrays
 _WAY_OUT = "Give a file that Problem.save wrote, or write it anew."
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of data: target, task and directed of `read`."""
+
+    target: str | None = None
+    task: str | None = None
+    directed: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class Problem:
     classes: tuple[str, ...]
     graphs: Sequence[Data]
     names: tuple[str, ...]
-    split: tuple[Tensor, Tensor, Tensor] | None = None
+    split: Masks | None = None
     directed: bool = False
     notes: tuple[str, ...] = ()
 

@@ -4,6 +4,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
 
 from diffusion_mp.checks import needed_by
-from diffusion_mp_experiments.compare.problem import Problem
+from diffusion_mp_experiments.compare.problem import Problem, Question
 from diffusion_mp_experiments.compare.tidying import NO_FEATURES, as_problem, some
 from diffusion_mp_experiments.files.reading import reading
 
@@ -35,12 +36,9 @@ _TABLE = "Save the table as text in UTF-8, separated by commas, with the names o
 
 def read_table(
     path: Path,
-    edges: Path | None = None,
-    *,
-    target: str | None = None,
-    task: str | None = None,
-    identifier: str | None = None,
-    directed: bool | None = None,
+    edges: Path | None,
+    identifier: str | None,
+    question: Question,
 ) -> Problem:
     """Read rows of a table, with the table of the edges between them if there is one, or molecules.
 
@@ -48,17 +46,15 @@ def read_table(
         path: the table; a row is a node, or a molecule if there is a column of SMILES strings. A column named split
             with the words train, val and test has the split.
         edges: table of the edges.
-        target: column that is predicted, by default the only one named label, target, class or y.
-        task: as in `read`.
         identifier: column of the ids, by default the one named id, node_id or node, or the first where there are edges.
-        directed: whether edges keep their direction.
+        question: what is asked of the table.
 
     Raises:
         ValueError: a table is damaged, or there is nothing to predict. The message names the file.
     """
     table = _Table(path)
     names = table.take_names(identifier, needed=edges is not None)
-    what, labels = table.take_target(target, task)
+    what, labels = table.take_target(question)
     part = table.take_split()
     kept = list(range(table.rows))
     smiles = None
@@ -76,9 +72,9 @@ def read_table(
         graphs,
         _label_values([labels[i] for i in kept]),
         what,
-        task=task,
-        directed=bool(directed),
-        notes=table.notes,
+        # A table has every edge once.
+        replace(question, directed=bool(question.directed)),
+        table.notes,
         names=[names[i] for i in kept],
         split=None
         if part is None
@@ -134,18 +130,16 @@ class _Table:
             )
         return names
 
-    def take_target(
-        self, target: str | None, task: str | None
-    ) -> tuple[str, list[str]]:
+    def take_target(self, question: Question) -> tuple[str, list[str]]:
         """Remove the column that is predicted, and return what begins messages about it, and the column.
 
         Of links nothing is predicted; columns that look like a target are removed all the same.
         """
         found = self.named(_TARGETS)
-        if target is not None:
-            self.check_column(target, "target")
-            found = [target]
-        if task == "link":
+        if question.target is not None:
+            self.check_column(question.target, "target")
+            found = [question.target]
+        if question.task == "link":
             for name in found:
                 del self.columns[name]
                 self.notes.append(f"The column {name} was left out.")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, is_undirected, to_undirected
 
-from diffusion_mp_experiments.compare.problem import Problem
+from diffusion_mp_experiments.compare.problem import Masks, Problem, Question
 
 _FEW = 20  # whole numbers that are classes unless the user says otherwise
 _MOST = 1000  # classes
@@ -25,12 +25,11 @@ def as_problem(
     graphs: list[Data],
     labels: np.ndarray,
     what: str,
-    *,
-    task: str | None,
+    question: Question,
     notes: list[str],
+    *,
     names: Sequence[str] | None = None,
-    split: tuple[Tensor, Tensor, Tensor] | None = None,
-    directed: bool | None = None,
+    split: Masks | None = None,
     of_graphs: bool = False,
 ) -> Problem:
     """Return the problem of one graph, of the rows of a table, which have no edge_index, or of several graphs.
@@ -39,11 +38,10 @@ def as_problem(
         graphs: x, and what is known of edges.
         labels: what is predicted, of every node or every graph, as in `as_labels`; not read for links.
         what: what has the labels, which begins the messages.
-        task: as in `read`.
+        question: what is asked of the data; `directed` is as in `tidy_edges`.
         notes: what was changed so far.
         names: names of the nodes or graphs, by default their numbers.
         split: masks of the nodes or graphs that train, validate and test.
-        directed: as in `tidy_edges`, of one graph.
         of_graphs: whether graphs have labels, not nodes.
 
     Raises:
@@ -54,6 +52,8 @@ def as_problem(
         kind = "graphs"
     elif graphs[0].edge_index is None:
         kind = "rows"
+    task = question.task
+    directed = question.directed
     if task not in _TASKS[kind]:
         choices = some(_TASKS[kind][1:])
         raise ValueError(

@@ -14,7 +14,7 @@ from diffusion_mp_experiments.files.reading import as_path
 from diffusion_mp_experiments.reproduce import figures
 from diffusion_mp_experiments.reproduce.harness import reproduce
 from diffusion_mp_experiments.reproduce.report import (
-    Line,
+    Lines,
     card,
     chosen,
     lines,
@@ -228,7 +228,7 @@ def _notes(source: Path) -> str:
 def illustrated(
     table: Table,
     records: Sequence[Record],
-    rows: Sequence[Line],
+    rows: Lines,
     notes: str,
     folder: Path,
     above: str = "",

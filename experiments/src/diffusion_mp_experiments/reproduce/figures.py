@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from diffusion_mp_experiments.reproduce.report import (
     Estimate,
-    Line,
+    Lines,
     last_measures,
     points,
 )
@@ -74,7 +74,7 @@ def _name_rows(axes: Axes, titles: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
+def draw_differences(path: Path, table: Table, lines: Lines) -> None:
     """Draw how far each row is ahead of the baselines, with twice the standard error."""
     baselines = [
         name
@@ -105,7 +105,7 @@ def draw_differences(path: Path, table: Table, lines: Sequence[Line]) -> None:
         )
 
 
-def draw_scores(path: Path, table: Table, lines: Sequence[Line]) -> None:
+def draw_scores(path: Path, table: Table, lines: Lines) -> None:
     """Draw the test score of every row with its standard deviation over splits."""
     with _panels(path, 8, 1.5 + 0.32 * len(lines)) as (axes,):
         _draw_estimates(axes, range(len(lines)), [line.score for line in lines], 1)
@@ -135,7 +135,7 @@ _KINDS = {
 }
 
 
-def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) -> None:
+def draw_overview(path: Path, tables: Sequence[tuple[Table, Lines]]) -> None:
     """Draw how far every kind of model is ahead of the GCN: its best row on validation, with the standard error."""
     with _panels(path, 10, 1.4 + 0.25 * len(tables), len(_KINDS)) as panels:
         for position, (table, lines) in enumerate(tables):
@@ -170,7 +170,7 @@ def draw_overview(path: Path, tables: Sequence[tuple[Table, Sequence[Line]]]) ->
         )
 
 
-def _best_of_kinds(table: Table, lines: Sequence[Line]) -> dict[str, Estimate]:
+def _best_of_kinds(table: Table, lines: Lines) -> dict[str, Estimate]:
     """Return how far the best row of every kind is ahead of the GCN."""
     unit = 1.0
     if table.metric.mode == "min":
@@ -209,7 +209,7 @@ def draw_search(path: Path, table: Table, records: Iterable[Record]) -> None:
         axes.set_xlabel(f"validation {table.metric.title}, one mark per trial")
 
 
-def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
+def draw_states(path: Path, table: Table, lines: Lines) -> None:
     """Draw every measure of the states, layer by layer, at the last value of the sweep of a table."""
     sweep, curves = points(table, lines)
     title = (
@@ -227,7 +227,7 @@ def draw_states(path: Path, table: Table, lines: Sequence[Line]) -> None:
             panel.set(xlabel="layer", ylabel=measure, yscale=scale)
 
 
-def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
+def draw_curves(path: Path, table: Table, lines: Lines) -> None:
     """Draw the metric, and the spread and rank of the last states, along the sweep of a table."""
     sweep, curves = points(table, lines)
     measures = last_measures(lines)
@@ -259,7 +259,7 @@ def draw_curves(path: Path, table: Table, lines: Sequence[Line]) -> None:
             panel.set_xlabel(sweep.title)
 
 
-def draw_energies(path: Path, table: Table, lines: Sequence[Line]) -> None:
+def draw_energies(path: Path, table: Table, lines: Lines) -> None:
     title = f"{table.title}: the energy of the trained networks"
     with _panels(path, 9, 4, title=title) as (axes,):
         for line in lines:

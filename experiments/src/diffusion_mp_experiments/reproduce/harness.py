@@ -5,6 +5,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,6 +164,7 @@ def reproduce(
         return Harness(table, out, save, device, partial(each, jobs=jobs)).make(rows)
 
 
+@dataclass
 class Harness:
     """The runs of a table in a folder: those that are done, and what is still to be trained.
 
@@ -175,23 +177,17 @@ class Harness:
         search_each: the same for the trials of searches, which may end earlier. By default `train_each`.
     """
 
-    def __init__(
-        self,
-        table: Table,
-        out: Path,
-        save: Path | None = None,
-        device: str = "cpu",
-        train_each: Runner = each,
-        search_each: Runner | None = None,
-    ) -> None:
-        self.table = table
-        self.out = out
-        self.save = save
-        self.device = device
-        self.train_each = train_each
-        self.search_each = search_each or train_each
+    table: Table
+    out: Path
+    save: Path | None = None
+    device: str = "cpu"
+    train_each: Runner = each
+    search_each: Runner | None = None
+
+    def __post_init__(self) -> None:
         self.records = Records(
-            out / "runs.jsonl", "row config split seed tuning validation seconds"
+            self.out / "runs.jsonl",
+            "row config split seed tuning validation seconds",
         )
         # A run is known by what decides its number, so a table that was changed keeps what is as before.
         self.done = {key(record): record for record in self.records.lines}
@@ -208,7 +204,8 @@ class Harness:
         # Which settings will be reported is not known yet, but how many runs there will be.
         total = len(trials) + len(rows) * self.table.splits * self.table.seeds
         with tqdm(total=total, unit="run", desc=self.table.name, smoothing=0) as bar:
-            self.run([planned for _, planned in trials], self.search_each, bar)
+            searched = [planned for _, planned in trials]
+            self.run(searched, self.search_each or self.train_each, bar)
             reported = [planned for row in rows for planned in self.reported(row)]
             # By split and then by row, for the same reason.
             reported.sort(key=lambda planned: planned[0]["split"])

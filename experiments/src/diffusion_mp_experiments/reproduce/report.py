@@ -28,6 +28,9 @@ class Line:
     seconds: float
 
 
+Lines = Sequence[Line]
+
+
 def lines(table: Table, records: Sequence[Record]) -> list[Line]:
     """Return what every row came to, compared with the table's baselines, and with its GCN for the overview picture."""
     # A table may have lost a row since its results were made.
@@ -128,7 +131,7 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def markdown(table: Table, lines: Sequence[Line]) -> str:
+def markdown(table: Table, lines: Lines) -> str:
     digits = table.metric.digits
     baselines = [
         name for name in table.baselines if any(name == line.row for line in lines)
@@ -154,7 +157,7 @@ def markdown(table: Table, lines: Sequence[Line]) -> str:
 
 
 def points(
-    table: Table, lines: Sequence[Line]
+    table: Table, lines: Lines
 ) -> tuple[Sweep, list[tuple[str, dict[int, Line]]]]:
     """Return the sweep of a table that has one, the title of every curve, and its lines by the place of the value."""
     assert table.sweep is not None
@@ -167,7 +170,7 @@ def points(
     return table.sweep, curves
 
 
-def last_measures(lines: Sequence[Line]) -> list[str]:
+def last_measures(lines: Lines) -> list[str]:
     """Return the measures of last states that a sweep shows; a network of one state has none."""
     return [
         name
@@ -176,7 +179,7 @@ def last_measures(lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def curves(table: Table, lines: Sequence[Line]) -> str:
+def curves(table: Table, lines: Lines) -> str:
     """Return a table with a sweep: a row for every curve, a column for every value; then measures of last states."""
     sweep, lines_of = points(table, lines)
     title = table.metric.title
@@ -216,7 +219,7 @@ def signed(value: Estimate | None, digits: int) -> str:
     return f"{'+' if mean >= 0 else '−'}{spread((abs(mean), deviation), digits)}"
 
 
-def section(table: Table, lines: Sequence[Line], notes: str = "") -> str:
+def section(table: Table, lines: Lines, notes: str = "") -> str:
     splits = max(line.splits for line in lines)
     hours = sum(line.seconds for line in lines) / 3600
     if max(line.trials for line in lines) == 1:
@@ -247,9 +250,7 @@ def section(table: Table, lines: Sequence[Line], notes: str = "") -> str:
     return "\n".join(filter(None, parts))
 
 
-def summary(
-    tables: Iterable[tuple[Table, Sequence[Line]]], folder: str, best: int = 3
-) -> str:
+def summary(tables: Iterable[tuple[Table, Lines]], folder: str, best: int = 3) -> str:
     """A row for every table: its GCN, and the rows with the best validation scores; its title links to its page."""
     rows = []
     for table, lines in tables:

@@ -18,10 +18,10 @@ from diffusion_mp.checks import (
     PositiveNumber,
     check_counts,
     check_kind,
-    checked,
     describe,
 )
 from diffusion_mp_experiments.packaged import configs_folder
+from diffusion_mp_experiments.settings import checked_fields
 from diffusion_mp_experiments.train.checkpoints import replace_file
 
 Config = dict[str, Any]
@@ -47,13 +47,7 @@ Fields = Annotated[Config, _check_mapping]
 ClassConfig = Annotated[Config, _check_class]
 
 
-def _checked_fields(kind: type[Kind]) -> type[Kind]:
-    """Let a dataclass check its fields as their annotations say."""
-    kind.__init__ = checked(kind.__init__)  # type: ignore[method-assign]
-    return kind
-
-
-@_checked_fields
+@checked_fields
 @dataclass(frozen=True)
 class Metric:
     """The reported metric: the module logs `val_<name>` and `test_<name>`; `title` and `scale` are for readers."""
@@ -72,7 +66,7 @@ class Metric:
         return 1 if self.scale == 100 else 3
 
 
-@_checked_fields
+@checked_fields
 @dataclass(frozen=True)
 class Row:
     """A model, or a predictor that is not trained by epochs.
@@ -107,7 +101,7 @@ class Row:
             )
 
 
-@_checked_fields
+@checked_fields
 @dataclass(frozen=True)
 class Sweep:
     """An axis, by its path in a search, along which every row of a table is trained: rows become curves."""
@@ -133,7 +127,7 @@ class Sweep:
             )
 
 
-@_checked_fields
+@checked_fields
 @dataclass(frozen=True)
 class Table:
     """How a table is made; docs/results.md says what the numbers mean.

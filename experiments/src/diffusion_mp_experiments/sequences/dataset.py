@@ -3,6 +3,7 @@
 import re
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import KW_ONLY
 from pathlib import Path
 from random import Random
 from typing import IO, Any, ClassVar, Literal
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 from diffusion_mp.checks import Count, as_whole, checked
 from diffusion_mp_experiments.files.archives import members
 from diffusion_mp_experiments.files.reading import as_path, reading
+from diffusion_mp_experiments.settings import settings
 
 Item = tuple[Any, ...]  # the tokens [L] of a sequence, then the label, an int
 
@@ -48,18 +50,23 @@ class SequenceDataset(Dataset[Item]):
         return self.item(check_index(index, -len(self), len(self)) % len(self))
 
 
+@settings
 class DrawnDataset(SequenceDataset):
     """Base class of data sets that are drawn: item i depends only on `seed`, split, i and the parameters of the class.
 
-    A subclass defines `sizes`, the number of items of every split, and `item`, and checks its arguments.
+    A subclass is made by `settings`, and defines `sizes`, the number of items of every split, and `item`.
     """
 
     sizes: ClassVar[dict[str, int]]
 
-    def __init__(self, split: str, num: int | None, seed: int) -> None:
-        self.split = split
-        self.seed = as_whole(seed, "seed")
-        self._num = num or self.sizes[split]
+    split: Literal["train", "val", "test"] = "train"
+    _: KW_ONLY
+    num: Count | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.seed = as_whole(self.seed, "seed")
+        self._num = self.num or self.sizes[self.split]
 
     def __len__(self) -> int:
         return self._num

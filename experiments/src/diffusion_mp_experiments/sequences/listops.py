@@ -1,15 +1,16 @@
 """ListOps without a download: the generator of the Long Range Arena's first task."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY
 from hashlib import blake2b
 from random import Random
 from statistics import median
-from typing import Literal
 
 import torch
 
-from diffusion_mp.checks import Count, check_choice, check_counts, check_kind, checked
+from diffusion_mp.checks import Count, check_choice, check_counts, check_kind
 from diffusion_mp_experiments.sequences.dataset import DrawnDataset, Item
+from diffusion_mp_experiments.settings import settings
 
 OPERATORS: dict[str, Callable[[Sequence[int]], int]] = {
     "MIN": min,
@@ -34,6 +35,7 @@ _SHORTEST = 4
 _ATTEMPTS = 100_000
 
 
+@settings
 class ListOps(DrawnDataset):
     """Nested operations on lists of digits, such as [MAX 2 9 [MIN 4 7 ] 0 ]; the label is their value.
 
@@ -69,38 +71,28 @@ class ListOps(DrawnDataset):
     classes = 10
     sizes = _SIZES
 
-    @checked
-    def __init__(
-        self,
-        split: Literal["train", "val", "test"] = "train",
-        *,
-        num: Count | None = None,
-        seed: int = 0,
-        min_length: Count = 501,
-        max_length: Count = 1999,
-        max_depth: int = 10,
-        max_args: int = 10,
-        operators: Sequence[str] = ("MIN", "MAX", "MED", "SM"),
-    ) -> None:
-        super().__init__(split, num, seed)
-        check_counts(2, max_depth=max_depth, max_args=max_args)
-        if not _SHORTEST <= min_length <= max_length:
+    _: KW_ONLY
+    min_length: Count = 501
+    max_length: Count = 1999
+    max_depth: int = 10
+    max_args: int = 10
+    operators: Sequence[str] = ("MIN", "MAX", "MED", "SM")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(2, max_depth=self.max_depth, max_args=self.max_args)
+        if not _SHORTEST <= self.min_length <= self.max_length:
             least = f"{_SHORTEST}, that of [MAX 1 2 ]"
             raise ValueError(
-                f"lengths must be in order and at least {least}; got {min_length, max_length}."
+                f"lengths must be in order and at least {least}; got {self.min_length, self.max_length}."
             )
-        check_kind(operators, "operators", (list, tuple), "a list of names")
-        if not operators:
+        check_kind(self.operators, "operators", (list, tuple), "a list of names")
+        if not self.operators:
             raise ValueError(
                 f"operators must name at least one of {', '.join(OPERATORS)}; got none."
             )
-        for operator in operators:
+        for operator in self.operators:
             check_choice(operator, "operators", OPERATORS)
-        self.operators = tuple(operators)
-        self.min_length = min_length
-        self.max_length = max_length
-        self.max_depth = max_depth
-        self.max_args = max_args
 
     def item(self, index: int) -> Item:
         random = self.random(index)

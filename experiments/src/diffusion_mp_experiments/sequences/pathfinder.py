@@ -1,9 +1,10 @@
 """A Pathfinder-like task without a download: are the two discs on one path?"""
 
 import math
+from dataclasses import KW_ONLY
 from functools import cache
 from random import Random
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from jaxtyping import Bool, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffusion_mp.checks import Count, CountOrZero, checked
+from diffusion_mp.checks import Count, CountOrZero
 from diffusion_mp_experiments.sequences.dataset import DrawnDataset, Item
+from diffusion_mp_experiments.settings import settings
 
 _SIZES = {"train": 160_000, "val": 20_000, "test": 20_000}
 _HALF_WIDTH = 0.25
@@ -56,6 +58,7 @@ class DashedPath(NamedTuple):
     points: list[Point]
 
 
+@settings
 class Pathfinder(DrawnDataset):
     """Images of dashed paths with a disc at two ends; the label is 1 if both discs lie on the same path, else 0.
 
@@ -91,27 +94,18 @@ class Pathfinder(DrawnDataset):
     classes = 2
     sizes = _SIZES
 
-    @checked
-    def __init__(
-        self,
-        split: Literal["train", "val", "test"] = "train",
-        *,
-        num: Count | None = None,
-        seed: int = 0,
-        size: Count = 32,
-        dashes: Count = 14,
-        distractors: CountOrZero = 5,
-        distractor_dashes: Count = 4,
-    ) -> None:
-        super().__init__(split, num, seed)
-        if size < 24:
+    _: KW_ONLY
+    size: Count = 32
+    dashes: Count = 14
+    distractors: CountOrZero = 5
+    distractor_dashes: Count = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size < 24:
             raise ValueError(
-                f"size must be at least 24 pixels for two paths; got {size}."
+                f"size must be at least 24 pixels for two paths; got {self.size}."
             )
-        self.size = size
-        self.dashes = dashes
-        self.distractors = distractors
-        self.distractor_dashes = distractor_dashes
 
     def item(self, index: int) -> Item:
         """Return the grey values of image `index`, row after row, and its class."""

@@ -19,12 +19,12 @@ from diffusion_mp_experiments.graphs import (
 )
 from diffusion_mp_experiments.graphs.node_sets import visible_labels
 from diffusion_mp_experiments.graphs.temporal import ForecastName, TemporalName
+from diffusion_mp_experiments.settings import settings
 from diffusion_mp_experiments.train.classifiers import Forecaster, GraphClassifier
 from diffusion_mp_experiments.train.datamodules import (
     Parts,
     SplitDataModule,
     read_once,
-    settings,
 )
 
 

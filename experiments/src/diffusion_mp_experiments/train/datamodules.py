@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule
@@ -31,10 +31,10 @@ from diffusion_mp.data.knn import Metric
 from diffusion_mp_experiments import graphs
 from diffusion_mp_experiments.graphs.node_sets import NUMBERS, visible_labels
 from diffusion_mp_experiments.graphs.ogb import OgbName
+from diffusion_mp_experiments.settings import settings
 from diffusion_mp_experiments.train.classifiers import NodeClassifier
 
 Loaded = TypeVar("Loaded")
-Kind = TypeVar("Kind")
 
 
 def read_once(load: Callable[..., Loaded], *args: Any) -> Loaded:
@@ -56,14 +56,6 @@ def has_label(y: Tensor) -> Tensor:
 
 
 Parts = tuple[Sequence[Data], Sequence[Data], Sequence[Data]]
-
-
-@dataclass_transform()
-def settings(kind: type[Kind]) -> type[Kind]:
-    """Make a dataclass of a data module: its fields are its arguments, checked as their annotations say."""
-    kind = dataclass(eq=False, repr=False)(kind)
-    kind.__init__ = checked(kind.__init__)  # type: ignore[method-assign]
-    return kind
 
 
 @settings
