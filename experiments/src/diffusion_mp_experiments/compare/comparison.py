@@ -55,7 +55,7 @@ from diffusion_mp_experiments.reproduce.table import (
 )
 from diffusion_mp_experiments.reproduce.training import build_module, data_module, train
 from diffusion_mp_experiments.train.checkpoints import check_writable, replace_file
-from diffusion_mp_experiments.train.many_runs import Workers
+from diffusion_mp_experiments.train.many_runs import Runner, Workers
 
 _CURVES = {
     "roc_auc": Metric("roc_auc", "max", "ROC-AUC in %", 100.0),
@@ -72,8 +72,10 @@ METRICS = {
     "links": _CURVES,
 }
 _ROWS = {"node": "nodes", "graph": "graphs", "link": "nodes, their edges"}
-# Shares of the time after which the rows are timed, all but the kept model is trained, and that model is trained.
-_TIMING = 0.35
+# Shares of the time after which no further row is timed, the last one is given up, all but the kept model is trained,
+# and that model is trained.
+_TIMING = 0.3
+_TIMED_LAST = 0.4
 _TRAINED = 0.9
 _KEPT = 0.98
 _FOLDERS = {"node": "nodes", "graph": "graphs", "link": "links"}
@@ -261,7 +263,10 @@ class _Work:
         if path.is_file():
             planned = Plan.load(path)
         else:
-            planned = self.plan(start + _TIMING * seconds, end)
+            timing = self.workers.until(
+                start + _TIMING * seconds, start + _TIMED_LAST * seconds
+            )
+            planned = self.plan(timing, end)
             planned.save(path)
         table = planned.applied(self.table)
         # However long the search takes, all rows are then trained for their test scores.
@@ -271,7 +276,7 @@ class _Work:
             table,
             self.folder,
             train_each=self.workers.until(end),
-            search_each=self.workers.until(searched),
+            search_each=self.workers.until(searched, (searched + end) / 2),
         ).make(table.rows)
         result = Comparison(self.problem, table, self.folder, planned)
         # A moment is left for the pictures.
@@ -279,8 +284,8 @@ class _Work:
         result.write()
         return result
 
-    def plan(self, timed: float, end: float) -> Plan:
-        """Time a short training of every row until the time `timed`, and plan the others until the time `end`."""
+    def plan(self, timing: Runner, end: float) -> Plan:
+        """Time a short training of every row, and plan the others until the time `end`."""
         reasons = cannot_run(self.problem, self.table)
         parts = number_of_parts(self.problem)
         # An epoch in parts has steps enough to be timed.
@@ -293,7 +298,7 @@ class _Work:
                 runs.append((row.name, short.config(row, settings)))
         runs.sort(key=lambda run: _turn(run[1]["module"]))
         costs = {}
-        for (name, _), cost in self.workers.until(timed)(_timed, runs):
+        for (name, _), cost in timing(_timed, runs):
             if isinstance(cost, str):
                 reasons[name] = cost
             else:

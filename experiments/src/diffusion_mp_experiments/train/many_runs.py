@@ -74,10 +74,13 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         self._end()
 
-    def until(self, end: float) -> Runner:
-        """Return a function that gives up what is not done at the time `end` of ``time.monotonic()``.
+    def until(self, end: float, last: float | None = None) -> Runner:
+        """Return a function that begins no run after the time `end` of ``time.monotonic()``.
 
-        It gives up a run in the middle, too.
+        Args:
+            end: the time after which no run begins.
+            last: the time at which runs that have begun are given up in the middle. By default `end`. A process that is
+                ended imports anew for seconds, so it is worth waiting for a run that ends soon.
         """
 
         def run(
@@ -86,11 +89,22 @@ class Workers:
             running = {
                 self._pool.submit(work, *each_run): each_run for each_run in runs
             }
-            try:
-                for done in as_completed(running, max(0.0, end - time.monotonic())):
-                    yield running[done], done.result()
-            except TimeoutError:
-                # What still runs is late, and nobody waits for it.
+            for limit in (end, end if last is None else last):
+                try:
+                    for done in as_completed(
+                        list(running), max(0.0, limit - time.monotonic())
+                    ):
+                        yield running.pop(done), done.result()
+                    return
+                except TimeoutError:
+                    # What has not begun never will.
+                    running = {
+                        future: each_run
+                        for future, each_run in running.items()
+                        if not future.cancel()
+                    }
+            # What still runs is late, and nobody waits for it.
+            if running:
                 self._end()
                 self._start()
 
