@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from pytorch_lightning import LightningModule
 from torch_geometric.data import Data
 
@@ -24,7 +23,6 @@ from diffusion_mp.models.certified_network import CertifiedNetwork
 from diffusion_mp.saving import Saved
 from diffusion_mp_experiments.compare import findings
 from diffusion_mp_experiments.compare.data import (
-    has_label,
     kept_split,
     labels_of,
     prepared,
@@ -43,8 +41,8 @@ from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.compare.report import report
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.packaged import configs_folder
-from diffusion_mp_experiments.reproduce.harness import Harness, Search, searches
-from diffusion_mp_experiments.reproduce.report import Line, lines
+from diffusion_mp_experiments.reproduce.harness import Harness, alone_in, searches
+from diffusion_mp_experiments.reproduce.report import Line, best_trial, lines
 from diffusion_mp_experiments.reproduce.table import (
     Config,
     Metric,
@@ -54,8 +52,9 @@ from diffusion_mp_experiments.reproduce.table import (
     with_arguments,
 )
 from diffusion_mp_experiments.reproduce.training import build_module, data_module, train
-from diffusion_mp_experiments.train.checkpoints import check_writable, replace_file
-from diffusion_mp_experiments.train.many_runs import Workers
+from diffusion_mp_experiments.train.checkpoints import replace_file
+from diffusion_mp_experiments.train.datamodules import has_label
+from diffusion_mp_experiments.train.many_runs import Runner, Workers
 
 _CURVES = {
     "roc_auc": Metric("roc_auc", "max", "ROC-AUC in %", 100.0),
@@ -72,8 +71,10 @@ METRICS = {
     "links": _CURVES,
 }
 _ROWS = {"node": "nodes", "graph": "graphs", "link": "nodes, their edges"}
-# Shares of the time after which the rows are timed, all but the kept model is trained, and that model is trained.
-_TIMING = 0.35
+# Shares of the time after which no further row is timed, the last one is given up, all but the kept model is trained,
+# and that model is trained.
+_TIMING = 0.3
+_TIMED_LAST = 0.4
 _TRAINED = 0.9
 _KEPT = 0.98
 _FOLDERS = {"node": "nodes", "graph": "graphs", "link": "links"}
@@ -131,25 +132,20 @@ def compare(
     check_positive(minutes, "minutes")
     start = time.monotonic()
     folder = as_path(out, "out")
-    check_writable(folder)
-    try:
-        # Two processes would mix their lines.
-        with (
-            FileLock(folder / "lock", timeout=0),
-            Workers(jobs or os.cpu_count() or 1) as workers,
-        ):
-            reading: Config = {"target": target, "task": task, "edges": edges}
-            reading |= {"identifier": identifier, "directed": directed}
-            problem = _problem(data, folder, **reading)
-            options: Config = {"metric": metric, "seed": seed, "only": list(only)}
-            table = table_of(problem, folder, **options)
-            _keep_options(folder / "table.json", options)
-            work = _Work(problem, table, folder, workers)
-            return work.run(start, 60 * minutes)
-    except Timeout as error:
-        raise ValueError(
-            f"Another process is at work in {folder}; wait for it, or give another out."
-        ) from error
+    with alone_in(folder), Workers(jobs or os.cpu_count() or 1) as workers:
+        problem = _problem(
+            data,
+            folder,
+            target=target,
+            task=task,
+            edges=edges,
+            identifier=identifier,
+            directed=directed,
+        )
+        options: Config = {"metric": metric, "seed": seed, "only": list(only)}
+        table = table_of(problem, folder, **options)
+        _keep_options(folder / "table.json", options)
+        return _compared(problem, table, folder, workers, start, 60 * minutes)
 
 
 def _problem(data: Any, folder: Path, **options: Any) -> Problem:
@@ -243,87 +239,83 @@ def cannot_run(problem: Problem, table: Table) -> dict[str, str]:
     return reasons
 
 
-class _Work:
-    """The steps of a comparison in its folder."""
+def _compared(
+    problem: Problem,
+    table: Table,
+    folder: Path,
+    workers: Workers,
+    start: float,
+    seconds: float,
+) -> "Comparison":
+    """Do what is left of a comparison in its folder."""
+    path = folder / "plan.json"
+    # The rest is for the model that is kept, and for pictures.
+    end = start + _TRAINED * seconds
+    if not path.is_file():
+        timing = workers.until(start + _TIMING * seconds, start + _TIMED_LAST * seconds)
+        _plan(problem, table, timing, workers.jobs, end).save(path)
+    planned = Plan.load(path)
+    table = planned.applied(table)
+    # However long the search takes, all rows are then trained for their test scores.
+    now = time.monotonic()
+    searched = now + search_share(table) * (end - now)
+    Harness(
+        table,
+        folder,
+        train_each=workers.until(end),
+        search_each=workers.until(searched, (searched + end) / 2),
+    ).make(table.rows)
+    result = Comparison(problem, table, folder, planned)
+    # A moment is left for the pictures.
+    result.keep(start + _KEPT * seconds)
+    result.write()
+    return result
 
-    def __init__(
-        self, problem: Problem, table: Table, folder: Path, workers: Workers
-    ) -> None:
-        self.problem = problem
-        self.table = table
-        self.folder = folder
-        self.workers = workers
 
-    def run(self, start: float, seconds: float) -> "Comparison":
-        path = self.folder / "plan.json"
-        # The rest is for the model that is kept, and for pictures.
-        end = start + _TRAINED * seconds
-        if path.is_file():
-            planned = Plan.load(path)
+def _plan(
+    problem: Problem, table: Table, timing: Runner, jobs: int, end: float
+) -> Plan:
+    """Time a short training of every row, and plan the others until the time `end`."""
+    reasons = cannot_run(problem, table)
+    parts = number_of_parts(problem)
+    # An epoch in parts has steps enough to be timed.
+    epochs = TIMED if parts == 1 else 1
+    short = replace(table, epochs=epochs, patience=epochs)
+    runs = []
+    for row in short.rows:
+        if row.name not in reasons:
+            settings = searches(short, row)[0].settings[0]
+            runs.append((row.name, short.config(row, settings)))
+    runs.sort(key=lambda run: _turn(run[1]["module"]))
+    costs = {}
+    for (name, _), cost in timing(_timed, runs):
+        if isinstance(cost, str):
+            reasons[name] = cost
         else:
-            planned = self.plan(start + _TIMING * seconds, end)
-            planned.save(path)
-        table = planned.applied(self.table)
-        # However long the search takes, all rows are then trained for their test scores.
-        now = time.monotonic()
-        searched = now + search_share(table) * (end - now)
-        Harness(
-            table,
-            self.folder,
-            train_each=self.workers.until(end),
-            search_each=self.workers.until(searched),
-        ).make(table.rows)
-        result = Comparison(self.problem, table, self.folder, planned)
-        # A moment is left for the pictures.
-        result.keep(start + _KEPT * seconds)
-        result.write()
-        return result
-
-    def plan(self, timed: float, end: float) -> Plan:
-        """Time a short training of every row until the time `timed`, and plan the others until the time `end`."""
-        reasons = cannot_run(self.problem, self.table)
-        parts = number_of_parts(self.problem)
-        # An epoch in parts has steps enough to be timed.
-        epochs = TIMED if parts == 1 else 1
-        short = replace(self.table, epochs=epochs, patience=epochs)
-        runs = []
-        for row in short.rows:
-            if row.name not in reasons:
-                settings = searches(short, row)[0].settings[0]
-                runs.append((row.name, short.config(row, settings)))
-        runs.sort(key=lambda run: _turn(run[1]["module"]))
-        costs = {}
-        for (name, _), cost in self.workers.until(timed)(_timed, runs):
-            if isinstance(cost, str):
-                reasons[name] = cost
-            else:
-                costs[name] = cost
-        for name, _ in runs:
-            if name not in costs:
-                reasons.setdefault(
-                    name,
-                    "the time in which every model is timed ended before it was; give more minutes",
-                )
-        if not costs:
-            raise ValueError(
-                f"minutes must be enough for a row at least; none fits. {reasons}"
-            )
-        left = end - time.monotonic()
-        most = table_splits(self.problem)
-        table = replace(
-            self.table, rows=[row for row in self.table.rows if row.name in costs]
+            costs[name] = cost
+    late = (
+        "the time in which every model is timed ended before it was; give more minutes"
+    )
+    reasons = {name: late for name, _ in runs if name not in costs} | reasons
+    if not costs:
+        raise ValueError(
+            f"minutes must be enough for a row at least; none fits. {reasons}"
         )
-        choices = EPOCHS if parts == 1 else (*FEW_EPOCHS, *EPOCHS)
-        planned = plan(table, costs, self.workers.jobs * left, most, choices)
-        return replace(planned, left_out={**reasons, **planned.left_out})
+    left = end - time.monotonic()
+    most = table_splits(problem)
+    table = replace(table, rows=[row for row in table.rows if row.name in costs])
+    choices = EPOCHS if parts == 1 else (*FEW_EPOCHS, *EPOCHS)
+    planned = plan(table, costs, jobs * left, most, choices)
+    return replace(planned, left_out={**reasons, **planned.left_out})
 
 
 def search_share(table: Table) -> float:
     """Return the share of the trainings of a table that choose settings."""
-    trials = 0
-    for row in table.rows:
-        for search in searches(table, row):
-            trials += len(search.settings) * len(search.splits)
+    trials = sum(
+        len(search.settings) * len(search.splits)
+        for row in table.rows
+        for search in searches(table, row)
+    )
     return trials / (trials + len(table.rows) * table.splits)
 
 
@@ -445,9 +437,7 @@ class Comparison:
             epochs = [
                 record["epoch"]
                 for record in self.records
-                if record["kind"] == "run"
-                and record["row"] == line.row
-                and "epoch" in record
+                if record["row"] == line.row and "epoch" in record
             ]
             if epochs and statistics.median(epochs) > 0.9 * self.table.epochs:
                 found.append(line.title)
@@ -456,15 +446,14 @@ class Comparison:
     @property
     def hurried_searches(self) -> list[str]:
         """Titles of the rows whose search was ended by the time."""
-
-        def ended(search: Search) -> bool:
-            # Of a single setting no score is needed.
-            return len(self._harness.values(search)) < len(search.settings) > 1
-
         return [
             row.title
             for row in self.table.rows
-            if any(map(ended, searches(self.table, row)))
+            if any(
+                # Of a single setting no score is needed.
+                len(self._harness.values(search)) < len(search.settings) > 1
+                for search in searches(self.table, row)
+            )
         ]
 
     @property
@@ -516,11 +505,7 @@ class Comparison:
             for record in self.records
             if record["kind"] == "search" and record["row"] == self.best
         )
-        scored = [trial for trial in search["trials"] if trial["value"] is not None]
-        chosen = max(
-            scored, key=lambda trial: trial["value"], default=search["trials"][0]
-        )
-        config = self.table.config(row, chosen["settings"])
+        config = self.table.config(row, best_trial(search)["settings"])
         config["data"] = with_arguments(config["data"], kept=True)
         return config
 
@@ -579,21 +564,22 @@ class Comparison:
         """The table as a pandas DataFrame, a row for every model."""
         import pandas as pd  # type: ignore[import-untyped]
 
-        return pd.DataFrame(
-            {
-                "model": [line.title for line in self.lines],
-                self.table.metric.title: [line.score[0] for line in self.lines],
-                "±": [line.score[1] for line in self.lines],
-                "validation": [line.validation for line in self.lines],
-                "against the best": [self._against(line)[0] for line in self.lines],
-                "standard error": [self._against(line)[1] for line in self.lines],
-                "seconds": [line.seconds for line in self.lines],
-            },
-            index=[line.row for line in self.lines],
-        )
-
-    def _against(self, line: Line) -> tuple[float, float]:
-        return self.behind(line) or (0.0, 0.0)
+        rows = []
+        for line in self.lines:
+            score, deviation = line.score
+            ahead, error = self.behind(line) or (0.0, 0.0)
+            rows.append(
+                {
+                    "model": line.title,
+                    self.table.metric.title: score,
+                    "±": deviation,
+                    "validation": line.validation,
+                    "against the best": ahead,
+                    "standard error": error,
+                    "seconds": line.seconds,
+                }
+            )
+        return pd.DataFrame(rows, index=[line.row for line in self.lines])
 
     def write(self) -> Path:
         """Write report.md with its pictures, and predictions.csv; return the path of the report."""

@@ -19,10 +19,8 @@ from diffusion_mp_experiments.train.datamodules import (
     FullGraphDataModule,
     Parts,
     SplitDataModule,
+    has_label,
     read_once,
-)
-from diffusion_mp_experiments.train.datamodules import (
-    has_label as has_label,
 )
 
 #: Shares of the labelled rows that train and validate; the others test.

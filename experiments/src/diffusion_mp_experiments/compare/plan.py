@@ -21,7 +21,7 @@ TIMED = 3
 # Training ends early where validation does not improve any more; this share of the epochs is typical.
 _TYPICAL = 0.7
 # What is planned; the rest is for drawing pictures, and for settings that take longer than the timed one.
-_USED = 0.7
+_USED = 0.85
 
 
 @dataclass(frozen=True)

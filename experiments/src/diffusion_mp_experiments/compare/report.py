@@ -54,7 +54,6 @@ def scores(comparison: Comparison) -> str:
     most = comparison.lines[0].splits
     rows = []
     for line in comparison.lines:
-        ahead = comparison.behind(line)
         title = line.title
         if line.splits < most:
             title += f" ({line.splits} of {most} splits, stopped by the time)"
@@ -62,7 +61,7 @@ def scores(comparison: Comparison) -> str:
             [
                 title,
                 spread(line.score, digits),
-                "" if ahead is None else signed(ahead, digits),
+                signed(comparison.behind(line), digits),
                 f"{line.validation:.{digits}f}",
                 f"{line.seconds:.0f}",
             ]

@@ -69,24 +69,36 @@ class Workers:
         for child in active_children():
             child.kill()
 
-    def until(self, end: float) -> Runner:
-        """Return a function that trains runs as `each` does, and gives up what is not done at the time `end`.
+    def until(self, end: float, last: float | None = None) -> Runner:
+        """Return a function that begins no run after the time `end` of ``time.monotonic()``.
 
-        It gives up a run in the middle, too. The time is that of ``time.monotonic()``.
+        Args:
+            end: the time after which no run begins.
+            last: the time at which runs that have begun are given up in the middle. By default `end`. A process that is
+                ended imports anew for seconds, so it is worth waiting for a run that ends soon.
         """
 
         def run(
             work: Callable[..., R], runs: Sequence[tuple[Any, ...]]
         ) -> Iterator[tuple[tuple[Any, ...], R]]:
             running = {self.pool.submit(work, *run): run for run in runs}
-            left = None
-            if end < math.inf:
-                left = max(0.0, end - time.monotonic())
-            try:
-                for done in as_completed(running, left):
-                    yield running[done], done.result()
-            except TimeoutError:
-                # What still runs is late, and nobody waits for it.
+            for limit in (end, last or end):
+                left = None
+                if limit < math.inf:
+                    left = max(0.0, limit - time.monotonic())
+                try:
+                    for done in as_completed(list(running), left):
+                        yield running.pop(done), done.result()
+                    return
+                except TimeoutError:
+                    # What has not begun never will.
+                    running = {
+                        future: run
+                        for future, run in running.items()
+                        if not future.cancel()
+                    }
+            # What still runs is late, and nobody waits for it.
+            if running:
                 self.__exit__()
                 self.__enter__()
 
