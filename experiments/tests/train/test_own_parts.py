@@ -38,9 +38,9 @@ DATA = {
     "FewLabels": "data.y must have a row for each of 8 nodes; got an int64 tensor",
     "NoFeatures": "data must have x, the features",
     "Pairs": "data must be a torch_geometric Data; got",
-    "TextWidth": r"TextWidth\.num_features must be a whole number, .* got '3'",
+    "TextWidth": r"TextWidth\.num_features must be a whole number; got '3'",
     "Unmeasured": "Give the data module the properties num_features and num_classes",
-    "NoWidth": r"NoWidth\.num_features must be a whole number, .* got None",
+    "NoWidth": r"NoWidth\.num_features must be a whole number; got None",
 }
 
 

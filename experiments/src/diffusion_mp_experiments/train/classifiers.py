@@ -16,7 +16,6 @@ from torch_geometric.utils import negative_sampling
 from torchmetrics import Metric
 
 from diffusion_mp.checks import (
-    as_node_mask,
     check_choice,
     check_counts,
     check_kind,
@@ -367,14 +366,24 @@ def _misfit(
 
 
 def _selection(data: Data, name: str) -> Tensor:
-    """Return the mask of that name, bool [N]."""
+    """Return the mask of that name, bool [N] or integers."""
     mask = data.get(name)
     if mask is None:
         raise ValueError(
             f"data has no {name}, which says which nodes to use. Split.apply_to of diffusion_mp.data gives it the "
             "three masks, from random_split_per_class(data.y, 20) for instance."
         )
-    return as_node_mask(mask, f"data.{name}", len(data.x), data.x.device)
+    selects = isinstance(mask, Tensor) and mask.dim() == 1
+    if (
+        not selects
+        or mask.is_floating_point()
+        or (mask.dtype == torch.bool and len(mask) != data.num_nodes)
+    ):
+        what = f"True or False for each of {data.num_nodes} nodes, or indices of nodes"
+        raise ValueError(
+            f"data.{name} must be a tensor with {what}; got {describe(mask)}."
+        )
+    return mask
 
 
 def _edge_features(model: nn.Module, data: Data) -> dict[str, Tensor]:
