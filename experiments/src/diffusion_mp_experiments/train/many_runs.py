@@ -6,7 +6,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from importlib.metadata import version
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -78,31 +78,34 @@ class Workers:
                 ended imports anew for seconds, so it is worth waiting for a run that ends soon.
         """
 
-        def run(
+        if last is None:
+            last = end
+
+        def train(
             work: Callable[..., R], runs: Sequence[tuple[Any, ...]]
         ) -> Iterator[tuple[tuple[Any, ...], R]]:
-            running = {self.pool.submit(work, *run): run for run in runs}
-            for limit in (end, last or end):
-                left = None
-                if limit < math.inf:
-                    left = max(0.0, limit - time.monotonic())
-                try:
-                    for done in as_completed(list(running), left):
-                        yield running.pop(done), done.result()
+            waiting = list(reversed(runs))
+            running: dict[Future[R], tuple[Any, ...]] = {}
+            while True:
+                # As many as there are processes: what waits in a pool cannot be taken back from it.
+                while waiting and len(running) < self.jobs and time.monotonic() < end:
+                    run = waiting.pop()
+                    running[self.pool.submit(work, *run)] = run
+                if not running:
                     return
-                except TimeoutError:
-                    # What has not begun never will.
-                    running = {
-                        future: run
-                        for future, run in running.items()
-                        if not future.cancel()
-                    }
+                left = None
+                if last < math.inf:
+                    left = max(0.0, last - time.monotonic())
+                done, _ = wait(running, left, FIRST_COMPLETED)
+                if not done:
+                    break
+                for future in done:
+                    yield running.pop(future), future.result()
             # What still runs is late, and nobody waits for it.
-            if running:
-                self.__exit__()
-                self.__enter__()
+            self.__exit__()
+            self.__enter__()
 
-        return run
+        return train
 
 
 def _initialise() -> None:
