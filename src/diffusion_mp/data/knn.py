@@ -161,17 +161,16 @@ class KNNGraph(BaseTransform):
             raise ValueError(
                 f"data must have the edges that {self} has set; got {data}. Apply the transform to the rows first."
             )
-        row, column, square = nearest(rows, self.k, self.metric, self.approximate, new)
-        count = len(rows)
-        found = torch.from_numpy(np.stack([column, row + count])).to(edges)
+        row, column, square = self.nearest(rows, new)
+        found = torch.from_numpy(np.stack([column, row + len(rows)])).to(edges)
         more = Data(
             x=torch.cat([data.x, x_new.to(data.x.dtype)]),
             edge_index=torch.cat([edges, found], 1),
         )
         if self.weighted:
-            _, before, reach = self._graph(rows)
+            _, before, reach = self.graph(rows)
             own = farthest(row, square, len(x_new))
-            near = _similarity(square, own[row], reach[column], self.sharpness)
+            near = self.similarity(square, own[row], reach[column])
             scaled = torch.from_numpy(near) / before.mean()
             more.edge_weight = torch.cat([weights, scaled.to(weights)])
         return more
@@ -182,11 +181,79 @@ class KNNGraph(BaseTransform):
             raise ValueError(
                 f"k must be below the number of nodes, {len(x)}; got {self.k}."
             )
-        edges, weights, _ = self._graph(rows)
+        edges, weights, _ = self.graph(rows)
         return edges.to(x.device), (weights / weights.mean()).to(x)
 
-    def _graph(self, rows: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
-        return joined(rows, self.k, self.metric, self.approximate, self.sharpness)
+    def graph(self, x: Any) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Return the edges of rows, their weights (the larger of both directions), and every row's squared reach."""
+        near, reach = self.weights(x)
+        # The relation is not symmetric: an outlier is no neighbour of its neighbours. Either direction makes an edge.
+        both = near.maximum(near.T).tocsr()
+        # The edges of a sparse matrix come in the order of its storage.
+        both = both.sorted_indices().tocoo()
+        edges = torch.from_numpy(np.stack([both.row, both.col])).long()
+        return edges, torch.from_numpy(both.data), reach
+
+    def weights(
+        self, x: Any, of: Any = None, reach: Any = None
+    ) -> tuple[scipy.sparse.csr_array, np.ndarray]:
+        """Return the weights of the pairs of `nearest` as a matrix [M, N], and the squared reach of its M rows.
+
+        ``reach`` [N] is that of the rows of x, needed with ``of``.
+        """
+        row, column, square = self.nearest(x, of)
+        rows = x if of is None else of
+        own = farthest(row, square, rows.shape[0])
+        other = own if reach is None else reach
+        values = self.similarity(square, own[row], other[column])
+        shape = (len(own), len(other))
+        return scipy.sparse.csr_array((values, (row, column)), shape=shape), own
+
+    def similarity(self, square: Any, reach: Any, other: Any) -> np.ndarray:
+        """Return the weight of every pair, from its squared distance and the squared reach of both of its rows."""
+        # The root of the product would overflow where the product of the roots does not.
+        scale = np.sqrt(reach) * np.sqrt(other)
+        # Copies of a row are at distance zero from it, and have the weight one.
+        exponent = np.zeros(len(square))
+        np.divide(square, scale, out=exponent, where=scale > 0)
+        # Clipped, so that an outlier has small, equal, nonzero weights.
+        return np.exp(-np.minimum(self.sharpness * exponent, 30))
+
+    def nearest(self, x: Any, of: Any = None) -> _Pairs:
+        """Return pairs (i, j) with row j of ``x`` among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
+
+        With ``of=None`` each row of x is compared with the other rows of x [N, C]. Distances are in the unit of `comparable`.
+        """
+        rows = comparable(x if of is None else of, x, self.metric)
+        x = comparable(x, x, self.metric)
+        # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
+        asking = np.arange(rows.shape[0])
+        others = np.arange(x.shape[0])
+        if self.metric == "cosine":
+            asking = np.flatnonzero(abs(rows).sum(axis=1))
+            others = np.flatnonzero(abs(x).sum(axis=1))
+        candidates = len(others)
+        if of is None:
+            # A row is not its own neighbour.
+            candidates -= 1
+        k = min(self.k, candidates)
+        if k < 1 or not len(asking):
+            return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+        x = x[others]
+        rows = rows[asking]
+        itself = np.arange(len(asking)) if of is None else None
+        # FAISS takes dense rows only.
+        search = _nearest
+        if self.approximate and not scipy.sparse.issparse(x):
+            search = _nearly_nearest
+        row, column, square = search(x, rows, k, itself)
+        row = asking[row]
+        column = others[column]
+        if self.metric != "cosine":
+            return row, column, square
+        # Unit vectors at 90° have the squared distance 2, up to rounding.
+        near = square < 2 - 1e-12
+        return row[near], column[near], square[near]
 
 
 def _rows(x: Tensor, name: str) -> np.ndarray:
@@ -198,49 +265,6 @@ def _rows(x: Tensor, name: str) -> np.ndarray:
         )
     checks.check_finite(x, name)
     return x.detach().cpu().double().numpy()
-
-
-def nearest(
-    x: Any,
-    k: int,
-    metric: Metric,
-    approximate: bool,
-    of: Any = None,
-) -> _Pairs:
-    """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
-
-    With ``of=None`` each row of x is compared with the other rows of x. Distances are in the unit of `comparable`.
-    """
-    rows = comparable(x if of is None else of, x, metric)
-    x = comparable(x, x, metric)
-    # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
-    asking = np.arange(rows.shape[0])
-    others = np.arange(x.shape[0])
-    if metric == "cosine":
-        asking = np.flatnonzero(abs(rows).sum(axis=1))
-        others = np.flatnonzero(abs(x).sum(axis=1))
-    candidates = len(others)
-    if of is None:
-        # A row is not its own neighbour.
-        candidates -= 1
-    k = min(k, candidates)
-    if k < 1 or not len(asking):
-        return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
-    x = x[others]
-    rows = rows[asking]
-    itself = np.arange(len(asking)) if of is None else None
-    # FAISS takes dense rows only.
-    search = _nearest
-    if approximate and not scipy.sparse.issparse(x):
-        search = _nearly_nearest
-    row, column, square = search(x, rows, k, itself)
-    row = asking[row]
-    column = others[column]
-    if metric != "cosine":
-        return row, column, square
-    # Unit vectors at 90° have the squared distance 2, up to rounding.
-    near = square < 2 - 1e-12
-    return row[near], column[near], square[near]
 
 
 def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
@@ -363,52 +387,8 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     return values
 
 
-def joined(
-    x: Any,
-    k: int,
-    metric: Metric,
-    approximate: bool,
-    sharpness: float,
-) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Return the edges of `knn_graph`, their weights (the larger of both directions), and every row's squared reach."""
-    row, column, square = nearest(x, k, metric, approximate)
-    # The relation is not symmetric: an outlier is no neighbour of its neighbours. Either direction makes an edge.
-    reach = farthest(row, square, x.shape[0])
-    near = similar(row, column, square, reach, reach, sharpness)
-    both = near.maximum(near.T).tocsr()
-    # The edges of a sparse matrix come in the order of its storage.
-    both = both.sorted_indices().tocoo()
-    edges = torch.from_numpy(np.stack([both.row, both.col])).long()
-    return edges, torch.from_numpy(both.data), reach
-
-
 def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
     """Return the squared distance of every row to its farthest neighbour."""
     reach = np.zeros(num_rows)
     np.maximum.at(reach, row, square)
     return reach
-
-
-def similar(
-    row: Any,
-    column: Any,
-    square: Any,
-    reach: Any,
-    other: Any,
-    sharpness: float,
-) -> scipy.sparse.csr_array:
-    """Return the weights of pairs of neighbours, by their distance relative to the reach of both rows."""
-    values = _similarity(square, reach[row], other[column], sharpness)
-    shape = (len(reach), len(other))
-    return scipy.sparse.csr_array((values, (row, column)), shape=shape)
-
-
-def _similarity(square: Any, reach: Any, other: Any, sharpness: float) -> np.ndarray:
-    """Return the weight of every pair, from its squared distance and the squared reach of both of its rows."""
-    # The root of the product would overflow where the product of the roots does not.
-    scale = np.sqrt(reach) * np.sqrt(other)
-    # Copies of a row are at distance zero from it, and have the weight one.
-    exponent = np.zeros(len(square))
-    np.divide(square, scale, out=exponent, where=scale > 0)
-    # Clipped, so that an outlier has small, equal, nonzero weights.
-    return np.exp(-np.minimum(sharpness * exponent, 30))

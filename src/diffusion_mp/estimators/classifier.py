@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -19,12 +20,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diffusion_mp.checks import as_whole, check_counts
-from diffusion_mp.data.knn import Metric
 from diffusion_mp.estimators.base import RowEstimator, rows_tensor
 from diffusion_mp.estimators.model_selection import (
     check_known,
     has_label,
-    labelled_score,
+    labelled_rows,
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
@@ -52,6 +52,7 @@ class _Spread(NamedTuple):
     states: Tensor
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DiffusionClassifier(ClassifierMixin, RowEstimator):
     r"""Spread few labels over the graph of nearest neighbours, beside a logistic regression of the labelled rows.
 
@@ -129,42 +130,10 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         low low low high high high low high
     """
 
-    def __init__(
-        self,
-        n_neighbors: int = 10,
-        metric: Metric = "euclidean",
-        *,
-        approximate: bool = False,
-        sharpness: float = 8.0,
-        mu: float = 10.0,
-        class_weight: Any = None,
-        cv: int | None = 3,
-        rounds: int = 2,
-        hidden_channels: int = 256,
-        dropout: float | None = None,
-        learning_rate: float = 0.002,
-        weight_decay: float = 1e-4,
-        max_iter: int = 300,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        super().__init__(
-            n_neighbors,
-            metric,
-            approximate=approximate,
-            sharpness=sharpness,
-            mu=mu,
-            cv=cv,
-            hidden_channels=hidden_channels,
-            dropout=dropout,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            max_iter=max_iter,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.class_weight = class_weight
-        self.rounds = rounds
+    class_weight: Any = None
+    rounds: int = 2
+    dropout: float | None = None
+    weight_decay: float = 1e-4
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them.
@@ -208,9 +177,8 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
             )
         self._class_weight = self._weights_of_classes(shares)
         with self._fitting(self.rounds) as bar:
-            with torch.device("cpu"):  # the rows are there, whatever the default is
-                self._join(X)
-                self.conv_ = self._spreading(float(self.mu))
+            self._join(X)
+            self.conv_ = self._spreading(float(self.mu))
             rows = self._scaled(X)
             self._weigh(rows, labelled, bar)
             spread = self._alternate(rows, labelled, self.rounds, bar)
@@ -240,7 +208,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         known = has_label(y)
         if -1 in self.classes_.tolist():  # a class, as in fit
             known = np.ones(len(known), dtype=bool)
-        return labelled_score(super().score, X, y, sample_weight, known)
+        return super().score(*labelled_rows(X, y, sample_weight, known))
 
     def predict(self, X: Any) -> Any:
         """Return the labels [M] of new rows.
@@ -329,9 +297,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         source = targets.new_zeros(graph.num_nodes, targets.size(1))
         source[at] = weights[:, None] * targets
         bar.set_description("labels spread")
-        with torch.device("cpu"):
-            farther = self._spreading(_FARTHER * float(self.mu))
-        states = _at_rest(farther, graph, source)
+        states = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
         for _ in range(rounds):
             likely = states.clone()
             likely[at] *= targets  # of a label, only its class is left
@@ -459,8 +425,7 @@ def _share_of_second(likelihoods: Any, weights: Any) -> float:
 def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
     """Return the steady state, clamped at zero."""
     # It is a mean of distributions, in which rounding leaves entries slightly below zero.
-    with torch.device("cpu"):
-        return cast("Tensor", conv(source, graph)).clamp(min=0)
+    return cast("Tensor", conv(source, graph)).clamp(min=0)
 
 
 def _probabilities(network: nn.Sequential, rows: Any) -> Tensor:

@@ -136,24 +136,22 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
     scorer = get_scorer(scoring)
 
     def score(estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
-        def of_labelled(X: Any, y: Any, sample_weight: Any) -> float:
-            if sample_weight is None:
-                return float(scorer(estimator, X, y))
-            return float(scorer(estimator, X, y, sample_weight=sample_weight))
-
-        return labelled_score(of_labelled, X, y, sample_weight, has_label(y))
+        X, y, sample_weight = labelled_rows(X, y, sample_weight, has_label(y))
+        # A function of the user need not take weights.
+        if sample_weight is None:
+            return float(scorer(estimator, X, y))
+        return float(scorer(estimator, X, y, sample_weight=sample_weight))
 
     return score
 
 
-def labelled_score(
-    score: Callable[[Any, Any, Any], float],
+def labelled_rows(
     X: Any,
     y: Any,
     sample_weight: Any,
     mask: Any,
-) -> float:
-    """Return ``score(X, y, sample_weight)`` of the rows that have a label, those of the mask."""
+) -> tuple[Any, Any, Any]:
+    """Return X, y and weights of the rows that have a label, those of the mask."""
     known = np.flatnonzero(mask)
     if not len(known):
         raise ValueError("y must hold the label of some row at least; it has none.")
@@ -162,4 +160,4 @@ def labelled_score(
         labels = np.array(labels.tolist())  # they are objects only because of -1
     if sample_weight is not None:
         sample_weight = np.asarray(sample_weight)[known]
-    return score(_safe_indexing(X, known), labels, sample_weight)
+    return _safe_indexing(X, known), labels, sample_weight

@@ -21,7 +21,7 @@ from torch import Tensor
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.energies import CouplingTerm, Energy, SourceTerm
 from diffusion_mp.estimators.base import Folds, RowEstimator, rows_tensor
-from diffusion_mp.estimators.model_selection import labelled_score
+from diffusion_mp.estimators.model_selection import labelled_rows
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates.minimiser import quadratic_minimiser
 
@@ -128,8 +128,7 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
         self._spread = float(y[labelled].std()) or 1.0
         known = (y[labelled] - self._mean) / self._spread
         with self._fitting(1) as bar:
-            with torch.device("cpu"):
-                self._join(X)
+            self._join(X)
             rows = self._scaled(X)
             bar.set_description("regressions learn")
             folds = self._folds(known, stratified=False)
@@ -183,7 +182,7 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
         """
         # Whole numbers are numbers here, and -1 is one of them.
         known = ~np.isnan(np.asarray(y, dtype=np.float64))
-        return labelled_score(super().score, X, y, sample_weight, known)
+        return super().score(*labelled_rows(X, y, sample_weight, known))
 
     def _regress(
         self, rows: Any, labelled: Any, known: Any, weights: Any, folds: Folds

@@ -98,6 +98,10 @@ class TermModule(Resettable):
         # A softplus keeps the weight positive in training, without which the term would be no energy.
         self.weight = Positive(weight)
 
+    def weighted(self, term: EnergyTerm) -> EnergyTerm:
+        """Return the term times the weight."""
+        return ScaledTerm(self.weight(), term, _checked=True)
+
     def draw_uniform(self, *matrices: nn.Parameter) -> None:
         """Draw matrices that act on the state as ``nn.Linear`` draws its weight."""
         limit = self.channels**-0.5
@@ -195,7 +199,7 @@ class Pairs(TermModule):
             constraint=self.constraint,
             read=self.attention,
         )
-        return ScaledTerm(self.weight(), term, _checked=True)
+        return self.weighted(term)
 
 
 class Neighbours(TermModule):
@@ -270,7 +274,7 @@ class Neighbours(TermModule):
             term = EdgeTerm(
                 self.penalty, cast("SparseCoupling", coupling), self.constraint
             )
-        return ScaledTerm(self.weight(), term, _checked=True)
+        return self.weighted(term)
 
 
 #: The couplings of relations, which the blocks of a model share: they depend on the batch, and not on the block.
@@ -418,7 +422,7 @@ class WeightedGraph(TermModule):
             symmetric=self.symmetric,
             _checked=True,
         )
-        return ScaledTerm(self.weight(), term, _checked=True)
+        return self.weighted(term)
 
 
 class RowAttention(TermModule):
@@ -482,7 +486,7 @@ class RowAttention(TermModule):
                 _checked=True,
             )
         term = AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
-        return ScaledTerm(self.weight(), term, _checked=True)
+        return self.weighted(term)
 
 
 class TiedMLP(TermModule):
@@ -522,7 +526,7 @@ class TiedMLP(TermModule):
 
     def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
         term = MLPTerm(self.linear.weight, self.linear.bias, self.activation)
-        return ScaledTerm(self.weight(), term, _checked=True)
+        return self.weighted(term)
 
 
 def _refuse_part(graph: Graph) -> None:

@@ -336,8 +336,7 @@ class GraphModel(GraphLayer, ABC):
             return_coupling: Return the couplings too. By default they are dropped, since they hold features of all
                 nodes.
         """
-        if edge_attr is not None:
-            others["edge_attr"] = edge_attr
+        others["edge_attr"] = edge_attr
         if edge_label_index is None and isinstance(self.head, DotHead):
             raise ValueError(
                 "edge_label_index is needed for a link task: [2, L], the pairs to score; got None. The states alone "
@@ -419,24 +418,36 @@ class GraphModel(GraphLayer, ABC):
         collect: Collect,
     ) -> tuple[Tensor, Graph]:
         """Return the output of :meth:`propagate`, which the head reads, and the graph."""
-        # What is left is refused below, by name.
-        inputs = {name: others.pop(name) for name in self.reads if name in others}
-        graph = self.inputs_to_graph(
-            x,
-            edge_index,
-            edge_weight,
-            batch,
-            return_coupling,
-            others,
-            inputs.get("edge_attr"),
-        )
+        graph = self._graph(x, edge_index, edge_weight, batch, others, return_coupling)
         # Before any layer, so that an explainer's mask acts in all of them.
         graph = self.edge_mask(graph)
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments
         collect = self.edge_mask.listening(graph, collect)
+        inputs = {name: others[name] for name in self.reads if name in others}
         return self.propagate(x, graph, collect, **inputs), graph
+
+    def _graph(
+        self,
+        x: Tensor,
+        edge_index: Edges,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        others: dict[str, Any],
+        return_coupling: bool = False,
+    ) -> Graph:
+        """Check the inputs of a call, refuse those that the model does not read, and return the graph."""
+        unread = {name: others[name] for name in others if name not in self.reads}
+        return self.inputs_to_graph(
+            x,
+            edge_index,
+            edge_weight,
+            batch,
+            return_coupling,
+            unread,
+            others.get("edge_attr"),
+        )
 
     def check_features(self, x: Tensor, *, channels: int, module: nn.Module) -> None:
         # Categories are checked by their tables.

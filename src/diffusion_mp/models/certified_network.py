@@ -80,20 +80,6 @@ class CertifiedNetwork(GraphModel):
         state = self.run(x, graph, edge_attr, partial(run_layer, collect))
         return self.decoder(self.dropout(state))
 
-    def _graph(
-        self,
-        x: Tensor,
-        edge_index: Edges,
-        edge_weight: Tensor | None,
-        batch: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> Graph:
-        # `edge_attr` stands in the signatures of all certified models, also of those that read none.
-        unread = {} if self.reads else {"edge_attr": edge_attr}
-        return self.inputs_to_graph(
-            x, edge_index, edge_weight, batch, False, unread, edge_attr
-        )
-
     @torch.no_grad()
     def energies(
         self,
@@ -119,7 +105,7 @@ class CertifiedNetwork(GraphModel):
                 [blocks, states].
         """
         check_flags(by_graph=by_graph)
-        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr)
+        graph = self._graph(x, edge_index, edge_weight, batch, {"edge_attr": edge_attr})
         # One row for every block, in the order in which they run.
         values = []
 
@@ -163,7 +149,7 @@ class CertifiedNetwork(GraphModel):
             if self.categories is not None:
                 rows = torch.arange(8, device=x.device)
                 x = torch.stack([rows % size for size in self.categories], 1)
-        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr)
+        graph = self._graph(x, edge_index, edge_weight, batch, {"edge_attr": edge_attr})
         # The first call of an encoder may draw its parameters.
         self.block_inputs(x, graph, edge_attr)
         self.encoded(self.stages()[0][1], x, graph)
