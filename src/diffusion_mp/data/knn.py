@@ -161,17 +161,20 @@ class KNNGraph(BaseTransform):
             raise ValueError(
                 f"data must have the edges that {self} has set; got {data}. Apply the transform to the rows first."
             )
-        row, column, square = self.nearest(rows, new)
-        found = torch.from_numpy(np.stack([column, row + len(rows)])).to(edges)
+        # Without weights the reach of the rows does not matter.
+        reach = np.zeros(len(rows))
+        if self.weighted:
+            _, before, reach = self.graph(rows)
+        near, _ = self.weights(rows, new, reach)
+        ends = np.stack([near.col, near.row + len(rows)])
+        found = torch.from_numpy(ends).to(edges)
+        x_new = x_new.to(data.x.dtype)
         more = Data(
-            x=torch.cat([data.x, x_new.to(data.x.dtype)]),
+            x=torch.cat([data.x, x_new]),
             edge_index=torch.cat([edges, found], 1),
         )
         if self.weighted:
-            _, before, reach = self.graph(rows)
-            own = farthest(row, square, len(x_new))
-            near = self.similarity(square, own[row], reach[column])
-            scaled = torch.from_numpy(near) / before.mean()
+            scaled = torch.from_numpy(near.data) / before.mean()
             more.edge_weight = torch.cat([weights, scaled.to(weights)])
         return more
 
@@ -182,7 +185,8 @@ class KNNGraph(BaseTransform):
                 f"k must be below the number of nodes, {len(x)}; got {self.k}."
             )
         edges, weights, _ = self.graph(rows)
-        return edges.to(x.device), (weights / weights.mean()).to(x)
+        weights = weights / weights.mean()
+        return edges.to(x.device), weights.to(x)
 
     def graph(self, x: Any) -> tuple[Tensor, Tensor, np.ndarray]:
         """Return the edges of rows, their weights (the larger of both directions), and every row's squared reach."""
@@ -191,38 +195,41 @@ class KNNGraph(BaseTransform):
         both = near.maximum(near.T).tocsr()
         # The edges of a sparse matrix come in the order of its storage.
         both = both.sorted_indices().tocoo()
-        edges = torch.from_numpy(np.stack([both.row, both.col])).long()
-        return edges, torch.from_numpy(both.data), reach
+        edges = np.stack([both.row, both.col])
+        weights = torch.from_numpy(both.data)
+        return torch.from_numpy(edges).long(), weights, reach
 
     def weights(
-        self, x: Any, of: Any = None, reach: Any = None
-    ) -> tuple[scipy.sparse.csr_array, np.ndarray]:
-        """Return the weights of the pairs of `nearest` as a matrix [M, N], and the squared reach of its M rows.
+        self,
+        x: Any,
+        of: Any = None,
+        reach: Any = None,
+    ) -> tuple[scipy.sparse.coo_array, np.ndarray]:
+        """Return the weights [M, N] of the pairs of `nearest`, and the squared reach of the M rows.
 
-        ``reach`` [N] is that of the rows of x, needed with ``of``.
+        The reach of a row is the distance to its farthest neighbour; with ``of``, that of the rows of x is passed.
         """
         row, column, square = self.nearest(x, of)
         rows = x if of is None else of
-        own = farthest(row, square, rows.shape[0])
-        other = own if reach is None else reach
-        values = self.similarity(square, own[row], other[column])
-        shape = (len(own), len(other))
-        return scipy.sparse.csr_array((values, (row, column)), shape=shape), own
-
-    def similarity(self, square: Any, reach: Any, other: Any) -> np.ndarray:
-        """Return the weight of every pair, from its squared distance and the squared reach of both of its rows."""
+        own = np.zeros(rows.shape[0])
+        np.maximum.at(own, row, square)
+        if reach is None:
+            reach = own
         # The root of the product would overflow where the product of the roots does not.
-        scale = np.sqrt(reach) * np.sqrt(other)
+        scale = np.sqrt(own[row]) * np.sqrt(reach[column])
         # Copies of a row are at distance zero from it, and have the weight one.
-        exponent = np.zeros(len(square))
-        np.divide(square, scale, out=exponent, where=scale > 0)
+        relative = np.zeros(len(square))
+        np.divide(square, scale, out=relative, where=scale > 0)
         # Clipped, so that an outlier has small, equal, nonzero weights.
-        return np.exp(-np.minimum(self.sharpness * exponent, 30))
+        exponent = np.minimum(self.sharpness * relative, 30)
+        entries = (np.exp(-exponent), (row, column))
+        shape = (len(own), len(reach))
+        return scipy.sparse.coo_array(entries, shape=shape), own
 
     def nearest(self, x: Any, of: Any = None) -> _Pairs:
         """Return pairs (i, j) with row j of ``x`` among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
-        With ``of=None`` each row of x is compared with the other rows of x [N, C]. Distances are in the unit of `comparable`.
+        Without ``of`` each row of x [N, C] is compared with the others. Distances are in the unit of `comparable`.
         """
         rows = comparable(x if of is None else of, x, self.metric)
         x = comparable(x, x, self.metric)
@@ -267,7 +274,12 @@ def _rows(x: Tensor, name: str) -> np.ndarray:
     return x.detach().cpu().double().numpy()
 
 
-def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
+def _nearest(
+    x: Any,
+    rows: Any,
+    k: int,
+    itself: np.ndarray | None,
+) -> _Pairs:
     """Search among comparable rows; a row whose number is in ``itself`` is not its own neighbour."""
     from sklearn.neighbors import NearestNeighbors
 
@@ -292,8 +304,8 @@ def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
         cancelling = 2.0**-14 * np.linalg.norm(centred, axis=1)
         lost = np.flatnonzero(distance[:, -1] < cancelling)
         if len(lost):
-            again = search("kd_tree", x, rows[lost], None if itself is None else lost)
-            distance[lost], column[lost] = again
+            among = None if itself is None else lost
+            distance[lost], column[lost] = search("kd_tree", x, rows[lost], among)
     row = np.arange(len(distance)).repeat(k)
     return row, column.ravel(), distance.ravel() ** 2
 
@@ -326,7 +338,11 @@ def _nearly_nearest(
     index.add(single(x))
     index.nprobe = min(cells, 32)
     count = k + (itself is not None)
-    _, column = _in_parts(lambda part: index.search(single(part), count), rows, itself)
+
+    def search(part: np.ndarray) -> Any:
+        return index.search(single(part), count)
+
+    _, column = _in_parts(search, rows, itself)
     # A cell may hold fewer than k rows, which FAISS fills with −1.
     row, rank = np.nonzero(column >= 0)
     column = column[row, rank]
@@ -339,7 +355,11 @@ def _nearly_nearest(
     return row, column, square
 
 
-def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.ndarray]:
+def _in_parts(
+    search: Callable[[Any], Any],
+    rows: Any,
+    itself: Any,
+) -> list[np.ndarray]:
     """Search for some rows at a time; a row whose number is in ``itself`` is not its own neighbour.
 
     ``search`` returns the distances and the numbers of the neighbours, one row of each for every row that it is given.
@@ -385,10 +405,3 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     if metric == "cosine":
         values = normalize(values, copy=False)
     return values
-
-
-def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
-    """Return the squared distance of every row to its farthest neighbour."""
-    reach = np.zeros(num_rows)
-    np.maximum.at(reach, row, square)
-    return reach

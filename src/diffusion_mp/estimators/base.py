@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,17 @@ _BATCH = 256  # rows per step of Adam
 _COLUMNS = 10  # with fewer, dropout removes what distinguishes the rows
 # Held while a fit draws from torch's generator: dropout and initialisation know no other, and all threads share it.
 _DRAWING = threading.Lock()
+
+
+class Labelled(NamedTuple):
+    """The labelled rows: their numbers [R], what is known of them [R, …], and weights [R]."""
+
+    rows: Any
+    targets: Any
+    weights: Any
+
+    def some(self, places: Any) -> Labelled:
+        return Labelled(self.rows[places], self.targets[places], self.weights[places])
 
 
 # A dataclass has the constructor that scikit-learn asks for: every option is an argument and an attribute of that name.
@@ -92,7 +103,6 @@ class RowEstimator(BaseEstimator):
         with (
             show_progress(bool(self.verbose)),
             progress_bar("neighbours", "round", steps, delay=0, leave=True) as bar,
-            torch.device("cpu"),  # the rows are there, whatever the default is
             torch.inference_mode(False),  # a network is trained
             _DRAWING,
             torch.random.fork_rng(devices=[]),
@@ -100,19 +110,20 @@ class RowEstimator(BaseEstimator):
             torch.default_generator.manual_seed(seed)
             yield bar
 
-    def _join(self, X: Any) -> None:
-        """Keep the rows, their graph, and the centre and the scale that make their mean 0 and their mean square 1."""
+    def _join(self, X: Any) -> Any:
+        """Keep rows and their graph, and return the rows scaled: their mean is 0 and their mean square 1."""
         self.X_ = X
         self.edge_index_, self.edge_weight_, self._reach = self._knn.graph(X)
-        X = comparable(X, X, self.metric)
+        rows = comparable(X, X, self.metric)
         # One scale for all columns, so that the network sees the distances that the neighbours are found by.
-        if issparse(X):
+        if issparse(rows):
             self._centre = 0.0  # to subtract a mean would fill in the zeros
-            square = (X.data**2).sum() / np.prod(X.shape)
+            square = (rows.data**2).sum() / np.prod(rows.shape)
         else:
-            self._centre = X.mean(0)
-            square = ((X - self._centre) ** 2).mean()
+            self._centre = rows.mean(0)
+            square = ((rows - self._centre) ** 2).mean()
         self._scale = float(square**0.5) or 1.0
+        return self._scaled(X)
 
     def _scaled(self, X: Any) -> Any:
         X = comparable(X, self.X_, self.metric)
@@ -132,9 +143,8 @@ class RowEstimator(BaseEstimator):
     def _edges_to(self, X: Any) -> csr_array:
         """Return the normalised weights [M, N] of the edges from the rows of fit to new rows."""
         near, _ = self._knn.weights(self.X_, X, self._reach)
-        degree = np.bincount(
-            self.edge_index_[1], self.edge_weight_, self.X_.shape[0]
-        )
+        near = near.tocsr()
+        degree = np.bincount(self.edge_index_[1], self.edge_weight_, self.X_.shape[0])
         # D^-½AD^-½ with the degrees of fit: a new row must not change the weights of the old ones, nor of each other.
         rows = inverse_root(torch.from_numpy(near.sum(1))).numpy()
         columns = inverse_root(torch.from_numpy(degree)).numpy()
@@ -149,11 +159,12 @@ class RowEstimator(BaseEstimator):
     ) -> nn.Sequential:
         """Train a network of one hidden layer on some rows of X; ``loss`` takes its outputs and places in ``rows``."""
         width = int(self.hidden_channels)  # torch takes no integers of NumPy
-        network = nn.Sequential(
-            FeatureLinear(X.shape[1], width),
-            nn.ReLU(),
-            nn.Linear(width, outputs),
-        ).float()
+        with torch.device("cpu"):
+            network = nn.Sequential(
+                FeatureLinear(X.shape[1], width),
+                nn.ReLU(),
+                nn.Linear(width, outputs),
+            ).float()
         rate = self.dropout
         if rate is None:
             rate = 0.5 * (X.shape[1] >= _COLUMNS)
@@ -185,7 +196,7 @@ class RowEstimator(BaseEstimator):
             # Without a class of two labels no fold can learn a class and predict it.
             if splits < 2:
                 return []
-        seed = int(torch.randint(2**31 - 1, ()))
+        seed = int(torch.randint(2**31 - 1, (), device="cpu"))
         folds = splitter(splits, shuffle=True, random_state=seed)
         with warnings.catch_warnings():
             # A class with fewer labels than folds is not in all of them, which does no harm.
@@ -200,7 +211,7 @@ class RowEstimator(BaseEstimator):
 
 def _batches(num_rows: int) -> Iterator[Tensor]:
     while True:
-        yield from torch.randperm(num_rows).split(_BATCH)
+        yield from torch.randperm(num_rows, device="cpu").split(_BATCH)
 
 
 def rows_tensor(X: Any) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diffusion_mp.checks import as_whole, check_counts
-from diffusion_mp.estimators.base import RowEstimator, rows_tensor
+from diffusion_mp.estimators.base import Labelled, RowEstimator, rows_tensor
 from diffusion_mp.estimators.model_selection import (
     check_known,
     has_label,
@@ -31,17 +31,6 @@ from diffusion_mp.layers import CertifiedConv
 
 _FARTHER = 10  # factor of μ while labels are the only sources
 _CHANCE = 0.01  # of a warning on shares of the classes, if they differ by chance only
-
-
-class _Labelled(NamedTuple):
-    """The labelled rows: their numbers [R], distributions over classes [R, C], and weights [R]."""
-
-    rows: Any
-    targets: Any
-    weights: Any
-
-    def some(self, places: Any) -> _Labelled:
-        return _Labelled(self.rows[places], self.targets[places], self.weights[places])
 
 
 class _Spread(NamedTuple):
@@ -167,7 +156,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         )
         weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         known, self.classes_, targets = _distributions(y) if soft else _labels(y)
-        labelled = _Labelled(np.flatnonzero(known), targets, weights[known])
+        labelled = Labelled(np.flatnonzero(known), targets, weights[known])
         labelled = labelled.some(labelled.weights > 0)
         shares = labelled.weights @ labelled.targets
         if not (shares > 0).all():
@@ -177,9 +166,9 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
             )
         self._class_weight = self._weights_of_classes(shares)
         with self._fitting(self.rounds) as bar:
-            self._join(X)
-            self.conv_ = self._spreading(float(self.mu))
-            rows = self._scaled(X)
+            with torch.device("cpu"):  # the rows are there, whatever the default is
+                rows = self._join(X)
+                self.conv_ = self._spreading(float(self.mu))
             self._weigh(rows, labelled, bar)
             spread = self._alternate(rows, labelled, self.rounds, bar)
         self.network_ = spread.network
@@ -248,7 +237,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         weighted = mixed * self._class_weight
         return weighted / weighted.sum(1, keepdims=True)
 
-    def _weigh(self, rows: Any, labelled: _Labelled, bar: Any) -> None:
+    def _weigh(self, rows: Any, labelled: Labelled, bar: Any) -> None:
         """Fit the logistic regression and find its share ω."""
         self.linear_ = None
         self.linear_share_ = 0.0
@@ -268,7 +257,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         self.linear_ = self._linear(rows, labelled)
         self.linear_share_ = _share_of_second(likelihoods, labelled.weights)
 
-    def _linear(self, rows: Any, labelled: _Labelled) -> Any:
+    def _linear(self, rows: Any, labelled: Labelled) -> Any:
         """Fit a logistic regression to the likeliest classes of labelled rows."""
         kinds = labelled.targets.argmax(1)
         model = LogisticRegression(max_iter=1000)
@@ -286,7 +275,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         return found
 
     def _alternate(
-        self, rows: Any, labelled: _Labelled, rounds: int, bar: Any
+        self, rows: Any, labelled: Labelled, rounds: int, bar: Any
     ) -> _Spread:
         """Spread the labels; then train and spread a new network in every round."""
         graph = Graph(rows.shape[0], self.edge_index_, self.edge_weight_)
@@ -297,7 +286,9 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         source = targets.new_zeros(graph.num_nodes, targets.size(1))
         source[at] = weights[:, None] * targets
         bar.set_description("labels spread")
-        states = _at_rest(self._spreading(_FARTHER * float(self.mu)), graph, source)
+        with torch.device("cpu"):
+            farther = self._spreading(_FARTHER * float(self.mu))
+        states = _at_rest(farther, graph, source)
         for _ in range(rounds):
             likely = states.clone()
             likely[at] *= targets  # of a label, only its class is left
@@ -342,7 +333,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
             )
         return weights / weights.mean()
 
-    def _compare_shares(self, labelled: _Labelled) -> None:
+    def _compare_shares(self, labelled: Labelled) -> None:
         """Warn if rows without a label are predicted to be of other classes than the labels are."""
         # Weights of classes are meant to change the shares, and shares of candidates are not those of classes.
         if self.class_weight is not None or (labelled.targets.max(1) < 1).any():
@@ -425,7 +416,8 @@ def _share_of_second(likelihoods: Any, weights: Any) -> float:
 def _at_rest(conv: CertifiedConv, graph: Graph, source: Tensor) -> Tensor:
     """Return the steady state, clamped at zero."""
     # It is a mean of distributions, in which rounding leaves entries slightly below zero.
-    return cast("Tensor", conv(source, graph)).clamp(min=0)
+    with torch.device("cpu"):
+        return cast("Tensor", conv(source, graph)).clamp(min=0)
 
 
 def _probabilities(network: nn.Sequential, rows: Any) -> Tensor:

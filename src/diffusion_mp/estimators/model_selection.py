@@ -103,16 +103,17 @@ class LabelledKFold(BaseCrossValidator):
         y = _array(y)
         known = np.flatnonzero(has_label(y))
         labels = y[known]
-        continuous = labels.dtype.kind == "f" and bool((labels % 1 != 0).any())
-        kind = KFold if continuous else StratifiedKFold
+        kind = KFold
+        if labels.dtype.kind != "f" or not (labels % 1).any():
+            kind = StratifiedKFold
+            # An array of objects, which holds names and -1, is no array of labels for scikit-learn.
+            _, labels = np.unique(labels, return_inverse=True)
         seed = self.random_state if self.shuffle else None
         folds = kind(self.n_splits, shuffle=self.shuffle, random_state=seed)
-        # An array of objects, which holds names and -1, is no array of labels for scikit-learn.
-        names = labels if continuous else np.unique(labels, return_inverse=True)[1]
-        for _, test in folds.split(np.zeros((len(known), 1)), names):
+        for _, places in folds.split(labels[:, None], labels):
+            test = known[places]
             # Rows without a label are in every training set: their places in the graph are known.
-            train = np.setdiff1d(np.arange(len(y)), known[test])
-            yield train, known[test]
+            yield np.setdiff1d(np.arange(len(y)), test), test
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
         """Return the number of folds."""
