@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_flags
+from diffusion_mp.checks import checked
 from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import STEPS, broken_parameter, random_input
 from diffusion_mp.graph import Graph
@@ -20,6 +20,8 @@ from diffusion_mp.models.base import Collect, Edges, GraphModel, run_layer
 
 #: Called with a block, its source, the graph, and the further inputs that its terms read.
 Visit = Callable[..., Tensor]
+#: The name of a block, the encoder in front of it, and the block.
+Stage = tuple[str, nn.Module, CertifiedBlock]
 
 
 class CertifiedNetwork(GraphModel):
@@ -44,7 +46,7 @@ class CertifiedNetwork(GraphModel):
     dropout: nn.Module  # in front of the decoder
     edge_dim: int | None = None
 
-    def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:
+    def stages(self) -> list[Stage]:
         """Return the name of every block, the encoder f_b before it, and the block."""
         raise NotImplementedError
 
@@ -80,6 +82,7 @@ class CertifiedNetwork(GraphModel):
         state = self.run(x, graph, edge_attr, partial(run_layer, collect))
         return self.decoder(self.dropout(state))
 
+    @checked
     @torch.no_grad()
     def energies(
         self,
@@ -104,7 +107,6 @@ class CertifiedNetwork(GraphModel):
             by_graph: Return F_b of every graph of a batch, [blocks, states, B], instead of the sum over graphs,
                 [blocks, states].
         """
-        check_flags(by_graph=by_graph)
         graph = self._graph(x, edge_index, edge_weight, batch, {"edge_attr": edge_attr})
         # One row for every block, in the order in which they run.
         values = []
