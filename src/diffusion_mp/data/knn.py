@@ -164,8 +164,8 @@ class KNNGraph(BaseTransform):
         # Without weights the reach of the rows does not matter.
         reach = np.zeros(len(rows))
         if self.weighted:
-            _, before, reach = self.graph(rows)
-        near, _ = self.weights(rows, new, reach)
+            _, before, reach = self._graph(rows)
+        near, _ = self._weights(rows, new, reach)
         ends = np.stack([near.col, near.row + len(rows)])
         found = torch.from_numpy(ends).to(edges)
         x_new = x_new.to(data.x.dtype)
@@ -184,13 +184,13 @@ class KNNGraph(BaseTransform):
             raise ValueError(
                 f"k must be below the number of nodes, {len(x)}; got {self.k}."
             )
-        edges, weights, _ = self.graph(rows)
+        edges, weights, _ = self._graph(rows)
         weights = weights / weights.mean()
         return edges.to(x.device), weights.to(x)
 
-    def graph(self, x: Any) -> tuple[Tensor, Tensor, np.ndarray]:
+    def _graph(self, x: Any) -> tuple[Tensor, Tensor, np.ndarray]:
         """Return the edges of rows, their weights (the larger of both directions), and every row's squared reach."""
-        near, reach = self.weights(x)
+        near, reach = self._weights(x)
         # The relation is not symmetric: an outlier is no neighbour of its neighbours. Either direction makes an edge.
         both = near.maximum(near.T).tocsr()
         # The edges of a sparse matrix come in the order of its storage.
@@ -199,17 +199,17 @@ class KNNGraph(BaseTransform):
         weights = torch.from_numpy(both.data)
         return torch.from_numpy(edges).long(), weights, reach
 
-    def weights(
+    def _weights(
         self,
         x: Any,
         of: Any = None,
         reach: Any = None,
     ) -> tuple[scipy.sparse.coo_array, np.ndarray]:
-        """Return the weights [M, N] of the pairs of `nearest`, and the squared reach of the M rows.
+        """Return the weights [M, N] of neighbours, and the squared reach of the M rows.
 
         The reach of a row is the distance to its farthest neighbour; with ``of``, that of the rows of x is passed.
         """
-        row, column, square = self.nearest(x, of)
+        row, column, square = self._pairs(x, of)
         rows = x if of is None else of
         own = np.zeros(rows.shape[0])
         np.maximum.at(own, row, square)
@@ -226,7 +226,7 @@ class KNNGraph(BaseTransform):
         shape = (len(own), len(reach))
         return scipy.sparse.coo_array(entries, shape=shape), own
 
-    def nearest(self, x: Any, of: Any = None) -> _Pairs:
+    def _pairs(self, x: Any, of: Any = None) -> _Pairs:
         """Return pairs (i, j) with row j of ``x`` among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
 
         Without ``of`` each row of x [N, C] is compared with the others. Distances are in the unit of `comparable`.

@@ -113,7 +113,7 @@ class RowEstimator(BaseEstimator):
     def _join(self, X: Any) -> Any:
         """Keep rows and their graph, and return the rows scaled: their mean is 0 and their mean square 1."""
         self.X_ = X
-        self.edge_index_, self.edge_weight_, self._reach = self._knn.graph(X)
+        self.edge_index_, self.edge_weight_, self._reach = self._knn._graph(X)
         rows = comparable(X, X, self.metric)
         # One scale for all columns, so that the network sees the distances that the neighbours are found by.
         if issparse(rows):
@@ -142,7 +142,7 @@ class RowEstimator(BaseEstimator):
 
     def _edges_to(self, X: Any) -> csr_array:
         """Return the normalised weights [M, N] of the edges from the rows of fit to new rows."""
-        near, _ = self._knn.weights(self.X_, X, self._reach)
+        near, _ = self._knn._weights(self.X_, X, self._reach)
         near = near.tocsr()
         degree = np.bincount(self.edge_index_[1], self.edge_weight_, self.X_.shape[0])
         # D^-½AD^-½ with the degrees of fit: a new row must not change the weights of the old ones, nor of each other.
