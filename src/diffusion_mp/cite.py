@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from torch import nn
 
-from diffusion_mp.checks import check_kind
+from diffusion_mp.checks import checked
 
 # An empty line between two entries is all that is needed of the syntax of BibTeX.
 _ENTRIES = (
@@ -21,6 +21,7 @@ REFERENCES = {
 }
 
 
+@checked
 def cite(model: nn.Module) -> str:
     """Print and return the BibTeX entries of the papers behind a model and its parts, in the order of the parts.
 
@@ -37,7 +38,6 @@ def cite(model: nn.Module) -> str:
         >>> text = cite(SGConv(4, 3))  # doctest: +ELLIPSIS
         @...
     """
-    check_kind(model, "model", nn.Module, "a torch.nn.Module")
     # A set would forget the order.
     keys = dict.fromkeys(
         key for module in model.modules() for key in getattr(module, "references", ())

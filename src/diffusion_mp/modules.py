@@ -16,7 +16,7 @@ from torch.nn.functional import softplus
 from torch_geometric.nn import BatchNorm
 from torch_geometric.nn.inits import reset
 
-from diffusion_mp.checks import check_choice, check_kind, check_positive
+from diffusion_mp.checks import PositiveNumber, check_kind
 from diffusion_mp.saving import Saved
 
 
@@ -59,9 +59,8 @@ class Positive(Saved):
         >>> diffusivity = Positive(1.0) * SimpleDiffusivity()  # softplus of a parameter, so it stays positive
     """
 
-    def __init__(self, initial: float = 1.0) -> None:
+    def __init__(self, initial: PositiveNumber = 1.0) -> None:
         super().__init__()
-        check_positive(initial, "initial")
         self.initial = float(initial)
         self.raw = nn.Parameter(torch.empty(()))
         self.reset_parameters()
@@ -82,7 +81,6 @@ Norm = Literal["batch", "layer"] | None
 
 def make_norm(norm: Norm, channels: int) -> nn.Module:
     """Return a norm. BatchNorm uses running statistics in evaluation, and in training for fewer than two rows."""
-    check_choice(norm, "norm", ["batch", "layer", None])
     if norm == "batch":
         return BatchNorm(channels, allow_single_element=True)
     if norm == "layer":
@@ -163,8 +161,7 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
     losses: list[Tensor] = []
     for module in model.modules():
         holder = getattr(module, "auxiliary", None)
-        value = holder.value if isinstance(holder, AuxiliaryLoss) else None
-        if holder is None or value is None:
+        if not isinstance(holder, AuxiliaryLoss) or holder.value is None:
             continue
         if torch.is_grad_enabled() and holder.lacks_gradient(module):
             raise RuntimeError(
@@ -172,7 +169,7 @@ def auxiliary_loss(model: nn.Module) -> Tensor:
                 f"training, as under a reentrant checkpoint. Pass use_reentrant=False to torch.utils.checkpoint, or "
                 f"call auxiliary_loss under torch.no_grad() for the value alone."
             )
-        losses.append(value)
+        losses.append(holder.value)
     if not losses:
         return next(model.parameters(), torch.zeros(())).new_zeros(())
     # Adding to zero also copies a single loss, which its module keeps.

@@ -59,9 +59,8 @@ class Described:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if cls.__module__.partition(".")[
-            0
-        ] == "diffusion_mp" and not cls.__name__.startswith("_"):
+        package, _, _ = cls.__module__.partition(".")
+        if package == "diffusion_mp" and not cls.__name__.startswith("_"):
             Described.classes[cls.__name__] = cls
 
     def _describe(self) -> Description | TypeError:

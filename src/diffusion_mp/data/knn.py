@@ -161,18 +161,20 @@ class KNNGraph(BaseTransform):
             raise ValueError(
                 f"data must have the edges that {self} has set; got {data}. Apply the transform to the rows first."
             )
-        row, column, square = nearest(rows, self.k, self.metric, self.approximate, new)
-        count = len(rows)
-        found = torch.from_numpy(np.stack([column, row + count])).to(edges)
+        # Without weights the reach of the rows does not matter.
+        reach = np.zeros(len(rows))
+        if self.weighted:
+            _, before, reach = self._graph(rows)
+        near, _ = self._weights(rows, new, reach)
+        ends = np.stack([near.col, near.row + len(rows)])
+        found = torch.from_numpy(ends).to(edges)
+        x_new = x_new.to(data.x.dtype)
         more = Data(
-            x=torch.cat([data.x, x_new.to(data.x.dtype)]),
+            x=torch.cat([data.x, x_new]),
             edge_index=torch.cat([edges, found], 1),
         )
         if self.weighted:
-            _, before, reach = self._graph(rows)
-            own = farthest(row, square, len(x_new))
-            near = _similarity(square, own[row], reach[column], self.sharpness)
-            scaled = torch.from_numpy(near) / before.mean()
+            scaled = torch.from_numpy(near.data) / before.mean()
             more.edge_weight = torch.cat([weights, scaled.to(weights)])
         return more
 
@@ -183,10 +185,82 @@ class KNNGraph(BaseTransform):
                 f"k must be below the number of nodes, {len(x)}; got {self.k}."
             )
         edges, weights, _ = self._graph(rows)
-        return edges.to(x.device), (weights / weights.mean()).to(x)
+        weights = weights / weights.mean()
+        return edges.to(x.device), weights.to(x)
 
-    def _graph(self, rows: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
-        return joined(rows, self.k, self.metric, self.approximate, self.sharpness)
+    def _graph(self, x: Any) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Return the edges of rows, their weights (the larger of both directions), and every row's squared reach."""
+        near, reach = self._weights(x)
+        # The relation is not symmetric: an outlier is no neighbour of its neighbours. Either direction makes an edge.
+        both = near.maximum(near.T).tocsr()
+        # The edges of a sparse matrix come in the order of its storage.
+        both = both.sorted_indices().tocoo()
+        edges = np.stack([both.row, both.col])
+        weights = torch.from_numpy(both.data)
+        return torch.from_numpy(edges).long(), weights, reach
+
+    def _weights(
+        self,
+        x: Any,
+        of: Any = None,
+        reach: Any = None,
+    ) -> tuple[scipy.sparse.coo_array, np.ndarray]:
+        """Return the weights [M, N] of neighbours, and the squared reach of the M rows.
+
+        The reach of a row is the distance to its farthest neighbour; with ``of``, that of the rows of x is passed.
+        """
+        row, column, square = self._pairs(x, of)
+        rows = x if of is None else of
+        own = np.zeros(rows.shape[0])
+        np.maximum.at(own, row, square)
+        if reach is None:
+            reach = own
+        # The root of the product would overflow where the product of the roots does not.
+        scale = np.sqrt(own[row]) * np.sqrt(reach[column])
+        # Copies of a row are at distance zero from it, and have the weight one.
+        relative = np.zeros(len(square))
+        np.divide(square, scale, out=relative, where=scale > 0)
+        # Clipped, so that an outlier has small, equal, nonzero weights.
+        exponent = np.minimum(self.sharpness * relative, 30)
+        entries = (np.exp(-exponent), (row, column))
+        shape = (len(own), len(reach))
+        return scipy.sparse.coo_array(entries, shape=shape), own
+
+    def _pairs(self, x: Any, of: Any = None) -> _Pairs:
+        """Return pairs (i, j) with row j of ``x`` among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
+
+        Without ``of`` each row of x [N, C] is compared with the others. Distances are in the unit of `comparable`.
+        """
+        rows = comparable(x if of is None else of, x, self.metric)
+        x = comparable(x, x, self.metric)
+        # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
+        asking = np.arange(rows.shape[0])
+        others = np.arange(x.shape[0])
+        if self.metric == "cosine":
+            asking = np.flatnonzero(abs(rows).sum(axis=1))
+            others = np.flatnonzero(abs(x).sum(axis=1))
+        candidates = len(others)
+        if of is None:
+            # A row is not its own neighbour.
+            candidates -= 1
+        k = min(self.k, candidates)
+        if k < 1 or not len(asking):
+            return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+        x = x[others]
+        rows = rows[asking]
+        itself = np.arange(len(asking)) if of is None else None
+        # FAISS takes dense rows only.
+        search = _nearest
+        if self.approximate and not scipy.sparse.issparse(x):
+            search = _nearly_nearest
+        row, column, square = search(x, rows, k, itself)
+        row = asking[row]
+        column = others[column]
+        if self.metric != "cosine":
+            return row, column, square
+        # Unit vectors at 90° have the squared distance 2, up to rounding.
+        near = square < 2 - 1e-12
+        return row[near], column[near], square[near]
 
 
 def _rows(x: Tensor, name: str) -> np.ndarray:
@@ -200,50 +274,12 @@ def _rows(x: Tensor, name: str) -> np.ndarray:
     return x.detach().cpu().double().numpy()
 
 
-def nearest(
+def _nearest(
     x: Any,
+    rows: Any,
     k: int,
-    metric: Metric,
-    approximate: bool,
-    of: Any = None,
+    itself: np.ndarray | None,
 ) -> _Pairs:
-    """Return pairs (i, j) with row j of ``x`` [N, C] among the k nearest of row i of ``of`` [M, C], and ‖x_j − of_i‖².
-
-    With ``of=None`` each row of x is compared with the other rows of x. Distances are in the unit of `comparable`.
-    """
-    rows = comparable(x if of is None else of, x, metric)
-    x = comparable(x, x, metric)
-    # Rows of zeros are left out: at distance one from unit rows, they would be nearer than orthogonal rows.
-    asking = np.arange(rows.shape[0])
-    others = np.arange(x.shape[0])
-    if metric == "cosine":
-        asking = np.flatnonzero(abs(rows).sum(axis=1))
-        others = np.flatnonzero(abs(x).sum(axis=1))
-    candidates = len(others)
-    if of is None:
-        # A row is not its own neighbour.
-        candidates -= 1
-    k = min(k, candidates)
-    if k < 1 or not len(asking):
-        return np.zeros(0, int), np.zeros(0, int), np.zeros(0)
-    x = x[others]
-    rows = rows[asking]
-    itself = np.arange(len(asking)) if of is None else None
-    # FAISS takes dense rows only.
-    search = _nearest
-    if approximate and not scipy.sparse.issparse(x):
-        search = _nearly_nearest
-    row, column, square = search(x, rows, k, itself)
-    row = asking[row]
-    column = others[column]
-    if metric != "cosine":
-        return row, column, square
-    # Unit vectors at 90° have the squared distance 2, up to rounding.
-    near = square < 2 - 1e-12
-    return row[near], column[near], square[near]
-
-
-def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
     """Search among comparable rows; a row whose number is in ``itself`` is not its own neighbour."""
     from sklearn.neighbors import NearestNeighbors
 
@@ -268,8 +304,8 @@ def _nearest(x: Any, rows: Any, k: int, itself: np.ndarray | None) -> _Pairs:
         cancelling = 2.0**-14 * np.linalg.norm(centred, axis=1)
         lost = np.flatnonzero(distance[:, -1] < cancelling)
         if len(lost):
-            again = search("kd_tree", x, rows[lost], None if itself is None else lost)
-            distance[lost], column[lost] = again
+            among = None if itself is None else lost
+            distance[lost], column[lost] = search("kd_tree", x, rows[lost], among)
     row = np.arange(len(distance)).repeat(k)
     return row, column.ravel(), distance.ravel() ** 2
 
@@ -302,7 +338,11 @@ def _nearly_nearest(
     index.add(single(x))
     index.nprobe = min(cells, 32)
     count = k + (itself is not None)
-    _, column = _in_parts(lambda part: index.search(single(part), count), rows, itself)
+
+    def search(part: np.ndarray) -> Any:
+        return index.search(single(part), count)
+
+    _, column = _in_parts(search, rows, itself)
     # A cell may hold fewer than k rows, which FAISS fills with −1.
     row, rank = np.nonzero(column >= 0)
     column = column[row, rank]
@@ -315,7 +355,11 @@ def _nearly_nearest(
     return row, column, square
 
 
-def _in_parts(search: Callable[[Any], Any], rows: Any, itself: Any) -> list[np.ndarray]:
+def _in_parts(
+    search: Callable[[Any], Any],
+    rows: Any,
+    itself: Any,
+) -> list[np.ndarray]:
     """Search for some rows at a time; a row whose number is in ``itself`` is not its own neighbour.
 
     ``search`` returns the distances and the numbers of the neighbours, one row of each for every row that it is given.
@@ -361,54 +405,3 @@ def comparable(rows: Any, x: Any, metric: Metric) -> Any:
     if metric == "cosine":
         values = normalize(values, copy=False)
     return values
-
-
-def joined(
-    x: Any,
-    k: int,
-    metric: Metric,
-    approximate: bool,
-    sharpness: float,
-) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Return the edges of `knn_graph`, their weights (the larger of both directions), and every row's squared reach."""
-    row, column, square = nearest(x, k, metric, approximate)
-    # The relation is not symmetric: an outlier is no neighbour of its neighbours. Either direction makes an edge.
-    reach = farthest(row, square, x.shape[0])
-    near = similar(row, column, square, reach, reach, sharpness)
-    both = near.maximum(near.T).tocsr()
-    # The edges of a sparse matrix come in the order of its storage.
-    both = both.sorted_indices().tocoo()
-    edges = torch.from_numpy(np.stack([both.row, both.col])).long()
-    return edges, torch.from_numpy(both.data), reach
-
-
-def farthest(row: Any, square: Any, num_rows: int) -> np.ndarray:
-    """Return the squared distance of every row to its farthest neighbour."""
-    reach = np.zeros(num_rows)
-    np.maximum.at(reach, row, square)
-    return reach
-
-
-def similar(
-    row: Any,
-    column: Any,
-    square: Any,
-    reach: Any,
-    other: Any,
-    sharpness: float,
-) -> scipy.sparse.csr_array:
-    """Return the weights of pairs of neighbours, by their distance relative to the reach of both rows."""
-    values = _similarity(square, reach[row], other[column], sharpness)
-    shape = (len(reach), len(other))
-    return scipy.sparse.csr_array((values, (row, column)), shape=shape)
-
-
-def _similarity(square: Any, reach: Any, other: Any, sharpness: float) -> np.ndarray:
-    """Return the weight of every pair, from its squared distance and the squared reach of both of its rows."""
-    # The root of the product would overflow where the product of the roots does not.
-    scale = np.sqrt(reach) * np.sqrt(other)
-    # Copies of a row are at distance zero from it, and have the weight one.
-    exponent = np.zeros(len(square))
-    np.divide(square, scale, out=exponent, where=scale > 0)
-    # Clipped, so that an outlier has small, equal, nonzero weights.
-    return np.exp(-np.minimum(sharpness * exponent, 30))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from types import NoneType
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import scipy
@@ -16,11 +16,11 @@ from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import remove_self_loops
 
 from diffusion_mp.checks import (
+    Count,
     as_whole,
-    check_choice,
-    check_counts,
     check_kind,
     check_range,
+    checked,
     index_vector,
     needed_by,
     plain,
@@ -52,8 +52,8 @@ class PartOf(BaseTransform):
         >>> part = PartOf(Data(x=x, edge_index=edge_index), degrees="full")  # NeighborLoader(..., transform=part)
     """
 
+    @checked
     def __init__(self, data: Data, degrees: Literal["batch", "full"] = "batch") -> None:
-        check_choice(degrees, "degrees", ["batch", "full"])
         # Only counts of edges are kept, so that workers do not get a copy of the graph.
         graph = observed(data)
         self.arriving: Int[Tensor, " N"] = torch.bincount(
@@ -119,9 +119,10 @@ def observed(data: Data) -> Graph:
 Method = Literal["metis", "label_propagation"]
 
 
+@checked
 def find_clusters(
     data: Data,
-    num_clusters: int | None = None,
+    num_clusters: Count | None = None,
     method: Method = "metis",
     *,
     seed: int = 0,
@@ -143,7 +144,6 @@ def find_clusters(
         >>> find_clusters(Data(x=x, edge_index=edge_index), 2).shape  # the cluster of every node
         torch.Size([6])
     """
-    check_choice(method, "method", get_args(Method))
     # networkx and METIS take seeds of different sizes.
     seed = as_whole(seed, "seed")
     if not 0 <= seed < 2**31:
@@ -159,7 +159,6 @@ def find_clusters(
     neighbours = _neighbours(graph)
     if num_clusters is None:
         return _communities(neighbours, seed)
-    check_counts(num_clusters=num_clusters)
     if num_clusters > max(graph.num_nodes, 1):
         raise ValueError(
             f"num_clusters must be at most the number of nodes, {graph.num_nodes}; got {num_clusters}."
@@ -286,7 +285,8 @@ class Cut:
         ends = np.bincount(self._part, minlength=num_parts).cumsum()
         self._core = np.split(_sorting(part).numpy(), ends[:-1])
         # Half the bytes where they suffice: the table is read at random for every edge.
-        self._local = np.empty(len(part), np.int32 if len(part) < 2**31 else np.int64)
+        dtype = np.int32 if len(part) < 2**31 else np.int64
+        self._local = np.empty(len(part), dtype)
         for core in self._core:
             self._local[core] = np.arange(len(core))
         edges = edge_index.numpy()
@@ -303,7 +303,7 @@ class Cut:
     def _by_part(
         self,
         chunk: Integer[np.ndarray, "two e"],
-    ) -> tuple[list[Integer[np.ndarray, " some"]], ...]:
+    ) -> list[Integer[np.ndarray, "three some"]]:
         """Return the positions in the chunk, the sources and the targets of the edges that every part keeps."""
         source, target = chunk
         owner = self._part.take(target)
@@ -320,26 +320,21 @@ class Cut:
             owner = owner[edge]
         order = edge[owner.argsort(kind="stable")]
         bounds = np.bincount(owner, minlength=len(self)).cumsum()[:-1]
-        lists = []
-        for column in (order, source[order], target[order]):
-            # Narrow, since the lists of all edges are kept until the epoch ends.
-            narrow = column.astype(self._local.dtype)
-            lists.append(np.split(narrow, bounds))
-        return tuple(lists)
+        # Narrow, since the lists of all edges are kept until the epoch ends.
+        kept = np.stack([order, source[order], target[order]], dtype=self._local.dtype)
+        return np.split(kept, bounds, axis=1)
 
     def __len__(self) -> int:
         return len(self._core)
 
     def __getitem__(self, k: int) -> Part:
         core = self._core[k]
-        orders, sources, targets = zip(*self._chunks, strict=True)
+        kept = [chunk[k] for chunk in self._chunks]
+        position, source, target = np.concatenate(kept, axis=1)
         # Positions in a chunk are narrow, numbers of edges are not.
-        starts = np.arange(len(orders)) * CHUNK
-        e_id = np.concatenate(
-            [order[k] + start for order, start in zip(orders, starts, strict=True)]
-        )
-        source = np.concatenate([nodes[k] for nodes in sources])
-        target = np.concatenate([nodes[k] for nodes in targets])
+        starts = np.arange(len(kept)) * CHUNK
+        sizes = [edges.shape[1] for edges in kept]
+        e_id = position + starts.repeat(sizes)
         # Nodes at the other ends of edges that leave the part.
         context = core[:0]
         if self._halo:

@@ -18,11 +18,11 @@ from torch_geometric.data import Data
 from torch_geometric.utils import select
 
 from diffusion_mp.checks import (
+    Count,
     as_whole,
-    check_counts,
-    check_flags,
     check_kind,
     check_range,
+    checked,
     describe,
     index_vector,
 )
@@ -75,11 +75,12 @@ class RandomPartitionLoader(DataLoader[Data]):
         [3, 3]
     """
 
+    @checked
     def __init__(
         self,
         data: Data,
-        num_parts: int | None = None,
-        batch_size: int | None = None,
+        num_parts: Count | None = None,
+        batch_size: Count | None = None,
         *,
         clusters: Int[Tensor, " N"] | None = None,
         halo: bool = False,
@@ -90,7 +91,6 @@ class RandomPartitionLoader(DataLoader[Data]):
         rank: int | None = None,
         **options: Any,
     ) -> None:
-        check_flags(halo=halo, allow_unlabelled=allow_unlabelled)
         parts = _Batches(data, PartOf(data, degrees))
         _check_attributes(data)
         size = int(data.num_nodes or 0)
@@ -194,12 +194,10 @@ def _num_parts(
             f"pass num_parts or batch_size, one of them; got {num_parts} and {batch_size}."
         )
     if batch_size is not None:
-        check_counts(batch_size=batch_size)
         # Every process has as many parts as any other, or some would wait.
         count = math.ceil(math.ceil(size / batch_size) / replicas) * replicas
     else:
         count = cast("int", num_parts)
-        check_counts(num_parts=count)
     if count % replicas:
         raise ValueError(
             f"num_parts must be a multiple of the {replicas} processes, or some would wait for the others; got "

@@ -18,10 +18,12 @@ from torch_geometric.transforms import BaseTransform
 from torch_geometric.utils import get_laplacian, is_undirected, to_scipy_sparse_matrix
 
 from diffusion_mp.checks import (
+    Count,
     as_whole,
     check_choice,
     check_counts,
     check_kind,
+    checked,
     index_vector,
 )
 from diffusion_mp.graph import Graph
@@ -154,9 +156,10 @@ class ToDiffusionGraph(BaseTransform):
         return data
 
 
+@checked
 def pad(
     batch: Sequence[tuple[Any, ...]],
-    max_length: int | None = None,
+    max_length: Count | None = None,
 ) -> tuple[Tensor, ...]:
     """Collate items of different lengths into a batch, for `DataLoader(..., collate_fn=pad)`.
 
@@ -181,8 +184,6 @@ def pad(
     check_kind(batch, "batch", (list, tuple), "a list of items")
     if not batch:
         raise ValueError("batch must hold at least one item; got none.")
-    if max_length is not None:
-        check_counts(max_length=max_length)
     for item in batch:
         if not isinstance(item, list | tuple) or not 2 <= len(item) == len(batch[0]):
             raise TypeError(

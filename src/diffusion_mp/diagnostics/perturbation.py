@@ -237,11 +237,10 @@ def perturbation_bound(
         def tail(states: Tensor) -> Tensor:
             """Return T of the flattened outputs of all calls, which replace those of ``site``."""
             pieces = states.split([call.out.numel() for call in calls])
-            shaped = [
+            outputs = (
                 piece.view(call.out.shape)
                 for piece, call in zip(pieces, calls, strict=True)
-            ]
-            outputs = iter(shaped)
+            )
             # The model runs as a whole, so whatever its code does between modules is part of the tail.
             with hooked({"site": site}, lambda *_: next(outputs)):
                 out: Tensor = model(*inputs, **named)

@@ -21,6 +21,7 @@ from diffusion_mp.layers import PDEDiffusion1d
 from diffusion_mp.modules import evaluating
 
 
+@checks.checked
 @torch.no_grad()
 def commutator(
     diffusion: PDEDiffusion1d,
@@ -52,7 +53,6 @@ def commutator(
         >>> commutator(PDEDiffusion1d(4), lambda z: attention(z, z, z)[0], torch.rand(3, 10, 4))[0] > 0
         True
     """
-    checks.check_kind(diffusion, "diffusion", PDEDiffusion1d, "a PDEDiffusion1d")
     checks.check_function(attention, "attention", "called as attention(x, mask)")
     checks.check_sequences(x, mask, diffusion.in_channels, diffusion)
     checks.check_finite(x, "x")

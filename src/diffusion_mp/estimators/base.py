@@ -6,8 +6,9 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,14 +22,12 @@ from tqdm import tqdm
 
 from diffusion_mp.checks import (
     as_whole,
-    check_choice,
     check_counts,
-    check_flags,
     check_positive,
     check_probability,
     python_number,
 )
-from diffusion_mp.data.knn import Metric, comparable, farthest, joined, nearest, similar
+from diffusion_mp.data.knn import KNNGraph, Metric, comparable
 from diffusion_mp.kernels.spmm import matrix
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.runtime.noise import dropout
@@ -43,39 +42,36 @@ _COLUMNS = 10  # with fewer, dropout removes what distinguishes the rows
 _DRAWING = threading.Lock()
 
 
+class Labelled(NamedTuple):
+    """The labelled rows: their numbers [R], what is known of them [R, …], and weights [R]."""
+
+    rows: Any
+    targets: Any
+    weights: Any
+
+    def some(self, places: Any) -> Labelled:
+        return Labelled(self.rows[places], self.targets[places], self.weights[places])
+
+
+# A dataclass has the constructor that scikit-learn asks for: every option is an argument and an attribute of that name.
+@dataclass(eq=False, repr=False)
 class RowEstimator(BaseEstimator):
     """Base class of estimators of rows: options, the graph of the rows of fit, and what training needs."""
 
-    def __init__(
-        self,
-        n_neighbors: int = 10,
-        metric: Metric = "euclidean",
-        *,
-        approximate: bool = False,
-        sharpness: float = 8.0,
-        mu: float = 10.0,
-        cv: int | None = 3,
-        hidden_channels: int = 256,
-        dropout: float | None = 0.0,
-        learning_rate: float = 0.002,
-        weight_decay: float = 1e-2,
-        max_iter: int = 300,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_neighbors = n_neighbors
-        self.metric = metric
-        self.approximate = approximate
-        self.sharpness = sharpness
-        self.mu = mu
-        self.cv = cv
-        self.hidden_channels = hidden_channels
-        self.dropout = dropout
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.max_iter = max_iter
-        self.random_state = random_state
-        self.verbose = verbose
+    n_neighbors: int = 10
+    metric: Metric = "euclidean"
+    _: KW_ONLY
+    approximate: bool = False
+    sharpness: float = 8.0
+    mu: float = 10.0
+    cv: int | None = 3
+    hidden_channels: int = 256
+    dropout: float | None = 0.0
+    learning_rate: float = 0.002
+    weight_decay: float = 1e-2
+    max_iter: int = 300
+    random_state: Any = None
+    verbose: int = 0
 
     def _check_options(self) -> None:
         """Validate options, in fit and not in the constructor, as scikit-learn requires."""
@@ -85,16 +81,20 @@ class RowEstimator(BaseEstimator):
             check_counts(2, cv=as_whole(self.cv, "cv"))
         if not isinstance(self.verbose, (bool, np.bool_)):
             check_counts(0, verbose=as_whole(self.verbose, "verbose"))
-        check_choice(self.metric, "metric", ["euclidean", "cosine"])
-        check_flags(approximate=self.approximate)
-        for name in ("sharpness", "mu", "learning_rate", "weight_decay"):
-            check_positive(
-                python_number(getattr(self, name)),
-                name,
-                allow_zero=name == "weight_decay",
-            )
+        for name in ("mu", "learning_rate"):
+            check_positive(python_number(getattr(self, name)), name)
+        check_positive(
+            python_number(self.weight_decay), "weight_decay", allow_zero=True
+        )
         if self.dropout is not None:
             check_probability(python_number(self.dropout), "dropout")
+        # Which checks the options of the graph.
+        self._knn = KNNGraph(
+            self.n_neighbors,
+            self.metric,
+            sharpness=python_number(self.sharpness),
+            approximate=self.approximate,
+        )
 
     @contextmanager
     def _fitting(self, steps: int) -> Iterator[tqdm[Any]]:
@@ -110,22 +110,20 @@ class RowEstimator(BaseEstimator):
             torch.default_generator.manual_seed(seed)
             yield bar
 
-    def _join(self, X: Any) -> None:
-        """Keep the rows, their graph, and the centre and the scale that make their mean 0 and their mean square 1."""
+    def _join(self, X: Any) -> Any:
+        """Keep rows and their graph, and return the rows scaled: their mean is 0 and their mean square 1."""
         self.X_ = X
-        k = min(self.n_neighbors, X.shape[0] - 1)
-        self.edge_index_, self.edge_weight_, self._reach = joined(
-            X, k, self.metric, self.approximate, self.sharpness
-        )
-        X = comparable(X, X, self.metric)
+        self.edge_index_, self.edge_weight_, self._reach = self._knn._graph(X)
+        rows = comparable(X, X, self.metric)
         # One scale for all columns, so that the network sees the distances that the neighbours are found by.
-        if issparse(X):
+        if issparse(rows):
             self._centre = 0.0  # to subtract a mean would fill in the zeros
-            square = (X.data**2).sum() / np.prod(X.shape)
+            square = (rows.data**2).sum() / np.prod(rows.shape)
         else:
-            self._centre = X.mean(0)
-            square = ((X - self._centre) ** 2).mean()
+            self._centre = rows.mean(0)
+            square = ((rows - self._centre) ** 2).mean()
         self._scale = float(square**0.5) or 1.0
+        return self._scaled(X)
 
     def _scaled(self, X: Any) -> Any:
         X = comparable(X, self.X_, self.metric)
@@ -144,12 +142,9 @@ class RowEstimator(BaseEstimator):
 
     def _edges_to(self, X: Any) -> csr_array:
         """Return the normalised weights [M, N] of the edges from the rows of fit to new rows."""
-        count = self.X_.shape[0]
-        k = min(self.n_neighbors, count)
-        row, column, square = nearest(self.X_, k, self.metric, self.approximate, X)
-        reach = farthest(row, square, X.shape[0])
-        near = similar(row, column, square, reach, self._reach, self.sharpness)
-        degree = np.bincount(self.edge_index_[1], self.edge_weight_, count)
+        near, _ = self._knn._weights(self.X_, X, self._reach)
+        near = near.tocsr()
+        degree = np.bincount(self.edge_index_[1], self.edge_weight_, self.X_.shape[0])
         # D^-½AD^-½ with the degrees of fit: a new row must not change the weights of the old ones, nor of each other.
         rows = inverse_root(torch.from_numpy(near.sum(1))).numpy()
         columns = inverse_root(torch.from_numpy(degree)).numpy()
@@ -166,7 +161,9 @@ class RowEstimator(BaseEstimator):
         width = int(self.hidden_channels)  # torch takes no integers of NumPy
         with torch.device("cpu"):
             network = nn.Sequential(
-                FeatureLinear(X.shape[1], width), nn.ReLU(), nn.Linear(width, outputs)
+                FeatureLinear(X.shape[1], width),
+                nn.ReLU(),
+                nn.Linear(width, outputs),
             ).float()
         rate = self.dropout
         if rate is None:

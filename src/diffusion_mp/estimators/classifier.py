@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -19,29 +20,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diffusion_mp.checks import as_whole, check_counts
-from diffusion_mp.data.knn import Metric
-from diffusion_mp.estimators.base import RowEstimator, rows_tensor
+from diffusion_mp.estimators.base import Labelled, RowEstimator, rows_tensor
 from diffusion_mp.estimators.model_selection import (
     check_known,
     has_label,
-    labelled_score,
+    labelled_rows,
 )
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedConv
 
 _FARTHER = 10  # factor of μ while labels are the only sources
 _CHANCE = 0.01  # of a warning on shares of the classes, if they differ by chance only
-
-
-class _Labelled(NamedTuple):
-    """The labelled rows: their numbers [R], distributions over classes [R, C], and weights [R]."""
-
-    rows: Any
-    targets: Any
-    weights: Any
-
-    def some(self, places: Any) -> _Labelled:
-        return _Labelled(self.rows[places], self.targets[places], self.weights[places])
 
 
 class _Spread(NamedTuple):
@@ -52,6 +41,7 @@ class _Spread(NamedTuple):
     states: Tensor
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DiffusionClassifier(ClassifierMixin, RowEstimator):
     r"""Spread few labels over the graph of nearest neighbours, beside a logistic regression of the labelled rows.
 
@@ -129,42 +119,10 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         low low low high high high low high
     """
 
-    def __init__(
-        self,
-        n_neighbors: int = 10,
-        metric: Metric = "euclidean",
-        *,
-        approximate: bool = False,
-        sharpness: float = 8.0,
-        mu: float = 10.0,
-        class_weight: Any = None,
-        cv: int | None = 3,
-        rounds: int = 2,
-        hidden_channels: int = 256,
-        dropout: float | None = None,
-        learning_rate: float = 0.002,
-        weight_decay: float = 1e-4,
-        max_iter: int = 300,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        super().__init__(
-            n_neighbors,
-            metric,
-            approximate=approximate,
-            sharpness=sharpness,
-            mu=mu,
-            cv=cv,
-            hidden_channels=hidden_channels,
-            dropout=dropout,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            max_iter=max_iter,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.class_weight = class_weight
-        self.rounds = rounds
+    class_weight: Any = None
+    rounds: int = 2
+    dropout: float | None = None
+    weight_decay: float = 1e-4
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DiffusionClassifier:
         """Learn from all rows of X and the labels of some of them.
@@ -198,7 +156,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         )
         weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         known, self.classes_, targets = _distributions(y) if soft else _labels(y)
-        labelled = _Labelled(np.flatnonzero(known), targets, weights[known])
+        labelled = Labelled(np.flatnonzero(known), targets, weights[known])
         labelled = labelled.some(labelled.weights > 0)
         shares = labelled.weights @ labelled.targets
         if not (shares > 0).all():
@@ -209,9 +167,8 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         self._class_weight = self._weights_of_classes(shares)
         with self._fitting(self.rounds) as bar:
             with torch.device("cpu"):  # the rows are there, whatever the default is
-                self._join(X)
+                rows = self._join(X)
                 self.conv_ = self._spreading(float(self.mu))
-            rows = self._scaled(X)
             self._weigh(rows, labelled, bar)
             spread = self._alternate(rows, labelled, self.rounds, bar)
         self.network_ = spread.network
@@ -240,7 +197,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         known = has_label(y)
         if -1 in self.classes_.tolist():  # a class, as in fit
             known = np.ones(len(known), dtype=bool)
-        return labelled_score(super().score, X, y, sample_weight, known)
+        return super().score(*labelled_rows(X, y, sample_weight, known))
 
     def predict(self, X: Any) -> Any:
         """Return the labels [M] of new rows.
@@ -280,7 +237,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         weighted = mixed * self._class_weight
         return weighted / weighted.sum(1, keepdims=True)
 
-    def _weigh(self, rows: Any, labelled: _Labelled, bar: Any) -> None:
+    def _weigh(self, rows: Any, labelled: Labelled, bar: Any) -> None:
         """Fit the logistic regression and find its share ω."""
         self.linear_ = None
         self.linear_share_ = 0.0
@@ -300,7 +257,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         self.linear_ = self._linear(rows, labelled)
         self.linear_share_ = _share_of_second(likelihoods, labelled.weights)
 
-    def _linear(self, rows: Any, labelled: _Labelled) -> Any:
+    def _linear(self, rows: Any, labelled: Labelled) -> Any:
         """Fit a logistic regression to the likeliest classes of labelled rows."""
         kinds = labelled.targets.argmax(1)
         model = LogisticRegression(max_iter=1000)
@@ -318,7 +275,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
         return found
 
     def _alternate(
-        self, rows: Any, labelled: _Labelled, rounds: int, bar: Any
+        self, rows: Any, labelled: Labelled, rounds: int, bar: Any
     ) -> _Spread:
         """Spread the labels; then train and spread a new network in every round."""
         graph = Graph(rows.shape[0], self.edge_index_, self.edge_weight_)
@@ -376,7 +333,7 @@ class DiffusionClassifier(ClassifierMixin, RowEstimator):
             )
         return weights / weights.mean()
 
-    def _compare_shares(self, labelled: _Labelled) -> None:
+    def _compare_shares(self, labelled: Labelled) -> None:
         """Warn if rows without a label are predicted to be of other classes than the labels are."""
         # Weights of classes are meant to change the shares, and shares of candidates are not those of classes.
         if self.class_weight is not None or (labelled.targets.max(1) < 1).any():

@@ -103,16 +103,17 @@ class LabelledKFold(BaseCrossValidator):
         y = _array(y)
         known = np.flatnonzero(has_label(y))
         labels = y[known]
-        continuous = labels.dtype.kind == "f" and bool((labels % 1 != 0).any())
-        kind = KFold if continuous else StratifiedKFold
+        kind = KFold
+        if labels.dtype.kind != "f" or not (labels % 1).any():
+            kind = StratifiedKFold
+            # An array of objects, which holds names and -1, is no array of labels for scikit-learn.
+            _, labels = np.unique(labels, return_inverse=True)
         seed = self.random_state if self.shuffle else None
         folds = kind(self.n_splits, shuffle=self.shuffle, random_state=seed)
-        # An array of objects, which holds names and -1, is no array of labels for scikit-learn.
-        names = labels if continuous else np.unique(labels, return_inverse=True)[1]
-        for _, test in folds.split(np.zeros((len(known), 1)), names):
+        for _, places in folds.split(labels[:, None], labels):
+            test = known[places]
             # Rows without a label are in every training set: their places in the graph are known.
-            train = np.setdiff1d(np.arange(len(y)), known[test])
-            yield train, known[test]
+            yield np.setdiff1d(np.arange(len(y)), test), test
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
         """Return the number of folds."""
@@ -136,24 +137,22 @@ def labelled_scorer(scoring: str | Callable[..., float]) -> Callable[..., float]
     scorer = get_scorer(scoring)
 
     def score(estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
-        def of_labelled(X: Any, y: Any, sample_weight: Any) -> float:
-            if sample_weight is None:
-                return float(scorer(estimator, X, y))
-            return float(scorer(estimator, X, y, sample_weight=sample_weight))
-
-        return labelled_score(of_labelled, X, y, sample_weight, has_label(y))
+        X, y, sample_weight = labelled_rows(X, y, sample_weight, has_label(y))
+        # A function of the user need not take weights.
+        if sample_weight is None:
+            return float(scorer(estimator, X, y))
+        return float(scorer(estimator, X, y, sample_weight=sample_weight))
 
     return score
 
 
-def labelled_score(
-    score: Callable[[Any, Any, Any], float],
+def labelled_rows(
     X: Any,
     y: Any,
     sample_weight: Any,
     mask: Any,
-) -> float:
-    """Return ``score(X, y, sample_weight)`` of the rows that have a label, those of the mask."""
+) -> tuple[Any, Any, Any]:
+    """Return X, y and weights of the rows that have a label, those of the mask."""
     known = np.flatnonzero(mask)
     if not len(known):
         raise ValueError("y must hold the label of some row at least; it has none.")
@@ -162,4 +161,4 @@ def labelled_score(
         labels = np.array(labels.tolist())  # they are objects only because of -1
     if sample_weight is not None:
         sample_weight = np.asarray(sample_weight)[known]
-    return score(_safe_indexing(X, known), labels, sample_weight)
+    return _safe_indexing(X, known), labels, sample_weight

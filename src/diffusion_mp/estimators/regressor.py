@@ -20,8 +20,8 @@ from torch import Tensor
 
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.energies import CouplingTerm, Energy, SourceTerm
-from diffusion_mp.estimators.base import Folds, RowEstimator, rows_tensor
-from diffusion_mp.estimators.model_selection import labelled_score
+from diffusion_mp.estimators.base import Folds, Labelled, RowEstimator, rows_tensor
+from diffusion_mp.estimators.model_selection import labelled_rows
 from diffusion_mp.graph import Graph
 from diffusion_mp.updates.minimiser import quadratic_minimiser
 
@@ -117,25 +117,25 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
         check_consistent_length(X, y)
         weights = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         # A number of weight zero says as little as NaN.
-        labelled = np.flatnonzero(~np.isnan(y) & (weights > 0))
-        if not len(labelled):
+        known = np.flatnonzero(~np.isnan(y) & (weights > 0))
+        if not len(known):
             raise ValueError(
                 "y must hold the number of some row at least; every entry is NaN, or has the weight 0."
             )
-        weights = weights[labelled] / weights[labelled].mean()
-        self._mean = float(np.average(y[labelled], weights=weights))
+        numbers = y[known]
+        weights = weights[known] / weights[known].mean()
+        self._mean = float(np.average(numbers, weights=weights))
         # Equal numbers have no spread to be divided by.
-        self._spread = float(y[labelled].std()) or 1.0
-        known = (y[labelled] - self._mean) / self._spread
+        self._spread = float(numbers.std()) or 1.0
+        labelled = Labelled(known, (numbers - self._mean) / self._spread, weights)
         with self._fitting(1) as bar:
             with torch.device("cpu"):
-                self._join(X)
-            rows = self._scaled(X)
+                rows = self._join(X)
             bar.set_description("regressions learn")
-            folds = self._folds(known, stratified=False)
-            residual = self._regress(rows, labelled, known, weights, folds)
+            folds = self._folds(labelled.targets, stratified=False)
+            residual = self._regress(rows, labelled, folds)
             bar.set_description("residuals spread")
-            self._spread_residual(labelled, residual, weights, folds)
+            self._spread_residual(labelled, residual, folds)
             bar.update()
         self.transduction_ = self._in_unit(self._function(rows) + self._residual)
         self.residual_ = self._spread * self._residual
@@ -166,11 +166,13 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
             return mean, np.full(len(mean), self.noise_)
         # Given its neighbours a new row has the variance 1/(λ(1 + pull)); the neighbours are uncertain too.
         variance = 1 + 1 / (self.precision_ * (1 + pull))
-        share = (self.mu * weights.multiply(1 / (1 + pull)[:, None])).tocsr()
+        scale = 1 / (1 + pull)
+        share = (self.mu * weights.multiply(scale[:, None])).tocsr()
         for first in range(0, len(mean), _COLUMNS):
-            some = share[first : first + _COLUMNS].toarray().T
+            rows = slice(first, first + _COLUMNS)
+            some = share[rows].toarray().T
             solved = self._solve(self._metric, some, self.precision_)
-            variance[first : first + _COLUMNS] += (some * solved).sum(0)
+            variance[rows] += (some * solved).sum(0)
         return mean, self.noise_ * np.sqrt(variance)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -183,75 +185,78 @@ class DiffusionRegressor(RegressorMixin, RowEstimator):
         """
         # Whole numbers are numbers here, and -1 is one of them.
         known = ~np.isnan(np.asarray(y, dtype=np.float64))
-        return labelled_score(super().score, X, y, sample_weight, known)
+        return super().score(*labelled_rows(X, y, sample_weight, known))
 
-    def _regress(
-        self, rows: Any, labelled: Any, known: Any, weights: Any, folds: Folds
-    ) -> Any:
+    def _regress(self, rows: Any, labelled: Labelled, folds: Folds) -> Any:
         """Fit the regressions and their weights, and return the residuals [R] of rows that were held out."""
-        held_out = np.zeros((len(known), 2))
+        numbers = labelled.targets
+        held_out = np.zeros((len(numbers), 2))
         for learn, predict in folds:
-            models = self._learned(rows, labelled[learn], known[learn], weights[learn])
-            held_out[predict] = _both(models, rows[labelled[predict]])
-        self.linear_, self.network_ = self._learned(rows, labelled, known, weights)
+            models = self._learned(rows, labelled.some(learn))
+            held_out[predict] = _both(models, rows[labelled.rows[predict]])
+        self.linear_, self.network_ = self._learned(rows, labelled)
         # With too few numbers to hold any out, nothing tells the two apart.
         self.shares_ = np.array([0.5, 0.5])
         if not folds:
-            return np.zeros(len(known))
+            return np.zeros(len(numbers))
         # Positive weights that sum to one, the latter by a row that outweighs the others.
-        root = np.sqrt(weights)
+        root = np.sqrt(labelled.weights)
         system = np.vstack([held_out * root[:, None], np.full((1, 2), 1e3)])
-        shares, _ = nnls(system, np.append(known * root, 1e3))
+        shares, _ = nnls(system, np.append(numbers * root, 1e3))
         self.shares_ = shares / shares.sum()
-        return known - held_out @ self.shares_
+        return numbers - held_out @ self.shares_
 
-    def _learned(self, rows: Any, labelled: Any, known: Any, weights: Any) -> Any:
+    def _learned(self, rows: Any, labelled: Labelled) -> Any:
+        known, numbers, weights = labelled
         # RidgeCV leaves out one row after the other, and of a single row nothing is left.
         with np.errstate(invalid="ignore"):
-            linear = RidgeCV(_PENALTIES).fit(rows[labelled], known, weights)
-        targets = torch.from_numpy(known).float()
+            linear = RidgeCV(_PENALTIES).fit(rows[known], numbers, weights)
+        targets = torch.from_numpy(numbers).float()
         weight = torch.from_numpy(weights).float()
 
         def loss(out: Tensor, batch: Tensor) -> Tensor:
-            return (weight[batch] * (out[:, 0] - targets[batch]).square()).mean()
+            error = out[:, 0] - targets[batch]
+            return (weight[batch] * error.square()).mean()
 
-        return linear, self._network(rows, torch.from_numpy(labelled), 1, loss)
+        return linear, self._network(rows, torch.from_numpy(known), 1, loss)
 
     def _function(self, rows: Any) -> Any:
         return _both((self.linear_, self.network_), rows) @ self.shares_
 
-    def _spread_residual(
-        self, labelled: Any, residual: Any, weights: Any, folds: Folds
-    ) -> None:
+    def _spread_residual(self, labelled: Labelled, residual: Any, folds: Folds) -> None:
         """Choose λ, and compute the residual of every row and the noise, in the unit of scaled numbers."""
+        known, _, weights = labelled
         count = self.X_.shape[0]
         self._residual = np.zeros(count)
         self._metric = np.zeros(count)
-        self._metric[labelled] = weights
+        self._metric[known] = weights
         self.precision_ = np.inf
         target = np.zeros((count, 1))
-        target[labelled, 0] = weights * residual
+        target[known, 0] = weights * residual
         # λ = ∞, with which no residual spreads, is what others have to beat.
         least = float(weights @ residual**2)
         for precision in _PRECISIONS:
             error = 0.0
             for _, predict in folds:
-                held = labelled[predict]
+                held = known[predict]
                 # What is held out is unknown to the solve, like a row without a number.
                 metric = self._metric.copy()
                 metric[held] = 0
                 some = target.copy()
                 some[held] = 0
                 found = self._solve(metric, some, precision)[held, 0]
-                error += float(weights[predict] @ (residual[predict] - found) ** 2)
+                left = residual[predict] - found
+                error += float(weights[predict] @ left**2)
             if error and error < least:
                 least = error
                 self.precision_ = precision
         if np.isfinite(self.precision_):
-            self._residual = self._solve(self._metric, target, self.precision_)[:, 0]
+            found = self._solve(self._metric, target, self.precision_)
+            self._residual = found[:, 0]
         # The maximum-likelihood variance: rᵀ (K/λ + I)⁻¹ r / n, whose matrix leaves what the field does not explain.
-        left = residual - self._residual[labelled]
-        self._noise = float(np.sqrt(max(weights @ (residual * left), 0.0) / len(left)))
+        left = residual - self._residual[known]
+        square = weights @ (residual * left)
+        self._noise = float(np.sqrt(max(square, 0.0) / len(left)))
 
     def _solve(self, metric: Any, columns: Any, precision: float) -> Any:
         """Return (diag(metric) + λ (I + μ L))⁻¹ times columns [N, K]."""

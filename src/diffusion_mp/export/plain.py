@@ -243,15 +243,13 @@ def for_batches(
         if ptr is None:
             return compute(*args)
         stack = Stacked(ptr, flat[0].size(0), flat[0].device)
-        arguments = []
-        for name, x in zip(names, flat, strict=True):
-            arguments.append(stack.argument(name, x, masked))
+        arguments = [
+            stack.argument(name, x, masked) for name, x in zip(names, flat, strict=True)
+        ]
         out = compute(*signature.unflatten(arguments))
         if not signature.several:
             return stack.back(out)
-        results = []
-        for name, x in zip(signature.results, out, strict=True):
-            results.append(stack.result(name, x))
+        results = map(stack.result, signature.results, out)
         return signature.returned(*results)
 
     return formula

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from diffusion_mp import checks
 from diffusion_mp.checks import Count, PositiveNumber
 from diffusion_mp.couplings import Coupling, SparseCoupling
+from diffusion_mp.couplings.shapes import State
 from diffusion_mp.couplings.weighted import contracting
 from diffusion_mp.diffusivities import AdjacencyDiffusivity, Diffusivity, Positive
 from diffusion_mp.diffusivities.all_pair import PenaltyDiffusivity
@@ -97,6 +98,10 @@ class TermModule(Resettable):
         self.channels = channels
         # A softplus keeps the weight positive in training, without which the term would be no energy.
         self.weight = Positive(weight)
+
+    def weighted(self, term: EnergyTerm) -> EnergyTerm:
+        """Return the term times the weight."""
+        return ScaledTerm(self.weight(), term, _checked=True)
 
     def draw_uniform(self, *matrices: nn.Parameter) -> None:
         """Draw matrices that act on the state as ``nn.Linear`` draws its weight."""
@@ -186,7 +191,7 @@ class Pairs(TermModule):
         """
         return None if self.projection is None else contracting(self.projection)
 
-    def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
+    def forward(self, source: State, graph: Graph) -> EnergyTerm:
         # The mean over pairs, so that λ means the same in small and large graphs.
         term = PairTerm(
             cast("Penalty", self.attention.penalty),
@@ -195,7 +200,7 @@ class Pairs(TermModule):
             constraint=self.constraint,
             read=self.attention,
         )
-        return ScaledTerm(self.weight(), term, _checked=True)
+        return self.weighted(term)
 
 
 class Neighbours(TermModule):
@@ -254,7 +259,7 @@ class Neighbours(TermModule):
         self.diffusivity = diffusivity or None
 
     def forward(
-        self, source: Float[Tensor, "N C"], graph: Graph, beside: Coupling | None = None
+        self, source: State, graph: Graph, beside: Coupling | None = None
     ) -> EnergyTerm | None:
         coupling = beside
         read = self.diffusivity
@@ -270,7 +275,7 @@ class Neighbours(TermModule):
             term = EdgeTerm(
                 self.penalty, cast("SparseCoupling", coupling), self.constraint
             )
-        return ScaledTerm(self.weight(), term, _checked=True)
+        return self.weighted(term)
 
 
 #: The couplings of relations, which the blocks of a model share: they depend on the batch, and not on the block.
@@ -367,7 +372,7 @@ class WeightedGraph(TermModule):
         return contracting(matrix, norm_bounds)
 
     def _gates(
-        self, source: Float[Tensor, "N C"], edges: Int[Tensor, "two E"]
+        self, source: State, edges: Int[Tensor, "two E"]
     ) -> Float[Tensor, "E R"]:
         """Return tanh(⟨w, [h_i + h_j, |h_i − h_j|]⟩ + b) of every edge and relation."""
         read = cast("nn.Linear", self.gate)
@@ -382,7 +387,7 @@ class WeightedGraph(TermModule):
 
     def forward(
         self,
-        source: Float[Tensor, "N C"],
+        source: State,
         graph: Graph,
         edge_attr: Tensor | None = None,
     ) -> EnergyTerm:
@@ -418,7 +423,7 @@ class WeightedGraph(TermModule):
             symmetric=self.symmetric,
             _checked=True,
         )
-        return ScaledTerm(self.weight(), term, _checked=True)
+        return self.weighted(term)
 
 
 class RowAttention(TermModule):
@@ -466,7 +471,7 @@ class RowAttention(TermModule):
     def _draw(self) -> None:
         self.draw_uniform(self.query, self.key)
 
-    def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
+    def forward(self, source: State, graph: Graph) -> EnergyTerm:
         # The norms of all matrices are estimated in one batch, at the cost of one matrix.
         both = contracting(torch.cat([self.query, self.key]), norm_bounds)
         query, key = both.chunk(2)
@@ -482,7 +487,7 @@ class RowAttention(TermModule):
                 _checked=True,
             )
         term = AttentionTerm(query, key, self.gamma(), prior, (ones, ones))
-        return ScaledTerm(self.weight(), term, _checked=True)
+        return self.weighted(term)
 
 
 class TiedMLP(TermModule):
@@ -520,9 +525,9 @@ class TiedMLP(TermModule):
         self.linear = nn.Linear(channels, hidden_channels)
         self.activation = activation
 
-    def forward(self, source: Float[Tensor, "N C"], graph: Graph) -> EnergyTerm:
+    def forward(self, source: State, graph: Graph) -> EnergyTerm:
         term = MLPTerm(self.linear.weight, self.linear.bias, self.activation)
-        return ScaledTerm(self.weight(), term, _checked=True)
+        return self.weighted(term)
 
 
 def _refuse_part(graph: Graph) -> None:
@@ -698,7 +703,7 @@ class CertifiedBlock(GraphLayer):
         graph: Graph,
         couplings: list[Coupling] | None = None,
         **inputs: Any,
-    ) -> Iterator[Float[Tensor, "N C"]]:
+    ) -> Iterator[State]:
         """Yield Z⁰, Z¹, …, Z^K, and append the attention of every step to ``couplings``.
 
         Z⁰ is the projection of x. ``inputs`` are the ``source`` and the inputs that a term reads.
@@ -721,7 +726,7 @@ class CertifiedBlock(GraphLayer):
                 couplings += self.attention(state if at_rest else before, energy)
             yield state.flatten(1).to(x.dtype)
 
-    def start(self, x: Float[Tensor, "N C"]) -> HeadState:
+    def start(self, x: State) -> HeadState:
         """Return Z⁰ of a checked x, by head."""
         # Half precision is too coarse for an energy.
         return self.update.constraint.project(self.by_head(widened(x)))
@@ -761,7 +766,7 @@ class CertifiedBlock(GraphLayer):
                 what=what,
             )
 
-    def by_head(self, x: Float[Tensor, "N C"]) -> HeadState:
+    def by_head(self, x: State) -> HeadState:
         """Reshape a state to [N, H, D], the input of the steps and the energy."""
         return x.unflatten(1, (self.heads, -1))
 
@@ -774,17 +779,14 @@ class CertifiedBlock(GraphLayer):
         inputs: dict[str, Any],
         return_coupling: bool = False,
     ) -> Graph:
-        """Check the inputs of a call, refuse those that no term reads, and return the graph."""
-        # An input that no term reads is refused: it would have no effect, and the user would not notice.
-        unread = self._unread(inputs)
+        """Check the inputs of a call, but for those that no term reads, and return the graph."""
         graph = self.inputs_to_graph(
             x,
             edge_index,
             edge_weight,
             batch,
             return_coupling,
-            unread,
-            inputs.get("edge_attr"),
+            edge_attr=inputs.get("edge_attr"),
         )
         source = inputs.get("source")
         beside = inputs.get("beside")
@@ -795,14 +797,6 @@ class CertifiedBlock(GraphLayer):
             checks.check_state(source, "source", self.in_channels, module=self)
             checks.check_rows(source, "source", x)
         return graph
-
-    def _unread(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return the inputs that no term reads."""
-        return {
-            name: value
-            for name, value in inputs.items()
-            if value is not None and name not in ("source", *self.reads)
-        }
 
     def energy(self, source: Tensor, graph: Graph, **inputs: Any) -> Energy:
         """Return F of a source [N, channels], a graph and the inputs that terms read.
@@ -816,9 +810,13 @@ class CertifiedBlock(GraphLayer):
         """
         checks.check_kind(graph, "graph", Graph, "a Graph(num_nodes, edge_index)")
         source = widened(source)
-        unread = self._unread(inputs)
-        if unread:
-            refuse_inputs(self, unread)
+        # An input that no term reads is refused: it would have no effect, and the user would not notice.
+        unread = {
+            name: value
+            for name, value in inputs.items()
+            if value is not None and name not in self.reads
+        }
+        refuse_inputs(self, unread)
         terms: list[EnergyTerm] = []
         with without_autocast(source):  # bounds on norms have to hold
             for module in self.terms:
@@ -849,6 +847,7 @@ class CertifiedBlock(GraphLayer):
             source = x
         return self.energy(source, graph, **inputs)
 
+    @checks.checked
     @torch.no_grad()
     def energies(
         self,
@@ -870,13 +869,12 @@ class CertifiedBlock(GraphLayer):
             by_graph: Return F of every graph of a batch, [states, B], instead of the sum over graphs, [states].
             inputs: ``source``, and inputs that terms read.
         """
-        checks.check_flags(by_graph=by_graph)
         graph = self._graph(x, edge_index, edge_weight, batch, inputs)
         return self.measured(x, graph, by_graph, **inputs)[0]
 
     def measured(
         self, x: Tensor, graph: Graph, by_graph: bool, **inputs: Any
-    ) -> tuple[Float[Tensor, "*states"], Float[Tensor, "N C"]]:
+    ) -> tuple[Float[Tensor, "*states"], State]:
         """Return F of Z⁰ and after every step (or F of every graph), and the last state."""
         _refuse_part(graph)
         states = list(self.states(x, graph, **inputs))

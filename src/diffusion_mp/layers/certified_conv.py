@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any, Unpack, cast
 
@@ -132,8 +132,9 @@ class CertifiedConv(CertifiedBlock):
         super().__init__(
             channels, terms, num_layers, constraint=inside, heads=cut, **block
         )
-        self.register_state_dict_post_hook(_with_names)
-        self.register_load_state_dict_pre_hook(_without_names)
+        outer = {inside: name for name, inside in NAMES.items()}
+        self.register_state_dict_post_hook(partial(_rename, outer))
+        self.register_load_state_dict_pre_hook(partial(_rename, NAMES))
 
     @property
     def lam(self) -> Positive | None:
@@ -162,8 +163,14 @@ class CertifiedConv(CertifiedBlock):
         return couplings[0] if self.num_layers == 1 else couplings
 
 
-def _renamed(state: dict[str, Any], prefix: str, names: dict[str, str]) -> None:
-    """Replace the beginnings of the names behind ``prefix``, in place."""
+def _rename(
+    names: dict[str, str],
+    module: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    *others: Any,
+) -> None:
+    """Replace the beginnings of the names behind ``prefix``, in place; a hook of torch, which passes the others."""
     # A list, since the dict changes in the loop.
     for name in [name for name in state if name.startswith(prefix)]:
         inside = name.removeprefix(prefix)
@@ -171,15 +178,3 @@ def _renamed(state: dict[str, Any], prefix: str, names: dict[str, str]) -> None:
         old = next((old for old in names if inside.startswith(old)), "")
         new = names.get(old, "") + inside.removeprefix(old)
         state[prefix + new] = state.pop(name)
-
-
-def _with_names(
-    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any
-) -> None:
-    _renamed(state, prefix, {inner: outer for outer, inner in NAMES.items()})
-
-
-def _without_names(
-    module: nn.Module, state: dict[str, Any], prefix: str, *others: Any
-) -> None:
-    _renamed(state, prefix, NAMES)

@@ -18,6 +18,9 @@ from diffusion_mp.modules import Norm, make_norm
 from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.runtime.precision import widened
 
+#: The next states of nodes and, where there are any, of edges; and the coupling.
+Moved = tuple[Tensor, Tensor | None, Coupling]
+
 
 class EdgeLayer(GraphLayer, ABC):
     """Base of layers on states of nodes and, optionally, of edges; a subclass implements :meth:`step`.
@@ -43,9 +46,7 @@ class EdgeLayer(GraphLayer, ABC):
         self.dropout = dropout
 
     @abstractmethod
-    def step(
-        self, x: Tensor, graph: Graph, edge_attr: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Coupling]:
+    def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> Moved:
         """Return the next states of nodes and of edges, and the coupling, for checked inputs."""
 
     def forward(
@@ -140,9 +141,7 @@ class GatedGCNConv(EdgeLayer):
         self.node_norm = make_norm(norm, channels)
         self.edge_norm = make_norm(norm, channels)
 
-    def step(
-        self, x: Tensor, graph: Graph, edge_attr: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Coupling]:
+    def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> Moved:
         if graph.edge_index is None:
             raise ValueError(
                 "GatedGCNConv works on observed edges; got none. Pass edge_index (an empty [2, 0] one if no edge was "
@@ -242,9 +241,7 @@ class GPSBlock(EdgeLayer):
         )
         self.norm = make_norm(norm, channels)
 
-    def step(
-        self, x: Tensor, graph: Graph, edge_attr: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Coupling]:
+    def step(self, x: Tensor, graph: Graph, edge_attr: Tensor | None) -> Moved:
         # A zero to add to, since either of the two terms may be missing.
         total = x.new_zeros(())
         # Edge states pass through unless `local` moves them.

@@ -17,6 +17,7 @@ from diffusion_mp.checks import (
     check_kind,
     check_range,
     check_state,
+    checked,
     describe,
     values_to_check,
 )
@@ -197,6 +198,7 @@ def check_state_dict(state: Mapping[str, Tensor], name: str) -> None:
         check_kind(value, f"{name}[{key!r}]", Tensor, "a tensor")
 
 
+@checked
 def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert a state dict of PyG's layers to one that ``module`` loads, with the same outputs.
 
@@ -218,7 +220,6 @@ def from_pyg(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor
         >>> ours.load_state_dict(from_pyg(ours, theirs.state_dict()))
         <All keys matched successfully>
     """
-    check_kind(module, "module", nn.Module, "a module with layers of this library")
     check_state_dict(state, "state")
     # Layer by layer, since names in a module of the user must stay.
     converted = dict(state)

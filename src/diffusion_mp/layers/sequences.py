@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from diffusion_mp import checks
 from diffusion_mp.checks import Count, Probability
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.couplings.shapes import State
 from diffusion_mp.diffusivities.base import check_heads_divide
 from diffusion_mp.diffusivities.fixed import NeumannDiffusivity
 from diffusion_mp.graph import Graph
@@ -23,6 +24,11 @@ from diffusion_mp.runtime.noise import dropout
 from diffusion_mp.runtime.torch_private import forward_mode_active
 from diffusion_mp.saving import Saved
 from diffusion_mp.updates import ExplicitEuler, StateUpdate
+
+#: States of B sequences of length L.
+Sequences = Float[Tensor, "B L C"]
+#: True at the positions of sequences that hold tokens.
+TokenMask = Bool[Tensor, "B L"]
 
 
 class PDEDiffusion1d(Resettable):
@@ -129,8 +135,8 @@ class PDEDiffusion1d(Resettable):
         return out
 
     def _stacked(
-        self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None
-    ) -> tuple[Float[Tensor, "B L C"], Coupling]:
+        self, x: Sequences, mask: TokenMask | None
+    ) -> tuple[Sequences, Coupling]:
         """Return the step of stacked sequences; a masked row is split in two, its tokens and its padding."""
         size, length = x.shape[:2]
         if mask is None:
@@ -148,16 +154,14 @@ class PDEDiffusion1d(Resettable):
         # Padding stays as it was, and has no part in the gradient.
         return torch.where(kept, moved, x), coupling
 
-    def _step(
-        self, x: Float[Tensor, "N C"], graph: Graph
-    ) -> tuple[Float[Tensor, "N C"], Coupling]:
+    def _step(self, x: State, graph: Graph) -> tuple[State, Coupling]:
         coupling = self.diffusivity(x, graph)
         by_head = x.unflatten(1, (self.diffusivity.heads, -1))
         return self.update(by_head, coupling).flatten(1), coupling
 
 
 def tokens_first(
-    mask: Bool[Tensor, "B L"],
+    mask: TokenMask,
 ) -> tuple[Int[Tensor, " rows"], Int[Tensor, " ends"]]:
     """Return the order of the B·L rows that puts tokens before padding, and the row boundaries [2B + 1]."""
     size, length = mask.shape
@@ -230,9 +234,7 @@ class SelfAttention(Saved):
         self.on_heads = place("heads", channels // heads)
         self.mix = nn.Linear(channels, channels)
 
-    def forward(
-        self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Sequences, mask: TokenMask | None = None) -> Sequences:
         checks.check_sequences(x, mask, self.channels, self)
         query, key, value = self.project(x).chunk(3, -1)
         pairs = None if mask is None else self._senders(mask)
@@ -253,7 +255,7 @@ class SelfAttention(Saved):
         return self._join(attend())
 
     def weights(
-        self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
+        self, x: Sequences, mask: TokenMask | None = None
     ) -> Float[Tensor, "B H L length"]:
         """Return A_h(x), whose rows sum to one, in O(L²) memory; ``forward`` does not form it."""
         checks.check_sequences(x, mask, self.channels, self)
@@ -291,11 +293,10 @@ class SelfAttention(Saved):
         tokens = (mask | ~mask.any(1, keepdim=True))[:, None, None, :]
         if not self.causal:
             return tokens
-        length = mask.size(1)
-        square = torch.ones(length, length, dtype=torch.bool, device=mask.device)
+        sender = torch.arange(mask.size(1), device=mask.device)
+        receiver = sender.unsqueeze(1)
         # A position always sends to itself: before the first token of a causal row nothing else does.
-        itself = torch.eye(length, dtype=torch.bool, device=mask.device)
-        return (tokens & square.tril()) | itself
+        return (tokens & (sender < receiver)) | (sender == receiver)
 
 
 class TransformerBlock(Saved):
@@ -350,9 +351,7 @@ class TransformerBlock(Saved):
         self.after_mlp = place("mlp", channels)
         self.after_block = place("block", channels)
 
-    def forward(
-        self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"] | None = None
-    ) -> Float[Tensor, "B L C"]:
+    def forward(self, x: Sequences, mask: TokenMask | None = None) -> Sequences:
         routed = self.attention(
             self.attention_norm(self.before_attention_norm(x, mask)), mask
         )

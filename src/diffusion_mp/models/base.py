@@ -142,71 +142,57 @@ class FeatureEncoder(nn.Module):
         return columns
 
 
-class NodeHead(nn.Module):
-    """Logits of every node by an MLP, W₂ ReLU(W₁ x); also the base of the head of graphs.
+class Readout(nn.Module):
+    """What a model makes of its last states: logits of nodes, logits of graphs, or scores of pairs of nodes.
+
+    Logits of a graph are read from the mean of its nodes, which is zero for an empty graph. Scores are ⟨z_u, z_v⟩, as
+    in PyG's ``InnerProductDecoder``; or ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels, so that a binary cross-entropy starts
+    near log 2.
 
     Args:
-        channels: Number of channels C of the state.
-        out_channels: Number of logits.
+        task: What is predicted, ``"node"``, ``"graph"`` or ``"link"``.
+        channels: Number of channels C of the states, which is checked for pairs.
+        mlp: The MLP that reads the states, or their means. ``None``: they are the prediction, as for nodes by default.
 
     Shapes:
         x: [N, C].
-        output: [N, out_channels].
+        pairs: [2, L], for ``task="link"``.
+        output: [N, out_channels], [B, out_channels] or [L].
     """
 
-    def __init__(self, channels: int, out_channels: int) -> None:
+    def __init__(
+        self,
+        task: Task = "node",
+        channels: int | None = None,
+        mlp: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        self.mlp = two_layers(channels, out_channels)
-
-    def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        """Return the predictions for states [N, C]."""
-        return self.mlp(x)
-
-
-class GraphHead(NodeHead):
-    """Logits of every graph [B, out_channels] from the mean of its nodes, which is zero for an empty graph."""
-
-    def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        # Sums over nodes are taken in float32 at least: in half precision, many small terms would be lost.
-        mean = global_mean_pool(widened(x), graph.batch.to(x.device), graph.num_graphs)
-        return super().forward(mean.to(x.dtype), graph)
-
-
-class DotHead(nn.Module):
-    """Scores of pairs, ⟨z_u, z_v⟩, as in PyG's ``InnerProductDecoder``; also the base of `MLPDotHead`.
-
-    Args:
-        channels: Number of channels C of the states.
-
-    Shapes:
-        z: [N, C].
-        pairs: [2, L].
-        output: [L].
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
+        self.task = task
         self.channels = channels
+        self.mlp = mlp
 
-    def forward(self, z: Tensor, pairs: Tensor) -> Tensor:
-        """Return the scores of ``pairs``, the ``edge_label_index`` of a call."""
+    def forward(self, x: Tensor, graph: Graph, pairs: Tensor | None = None) -> Tensor:
+        """Return the predictions for states [N, C]; of ``pairs``, the ``edge_label_index`` of a call, for links."""
+        if self.task == "link":
+            return self.scores(x, pairs)
+        if self.task == "graph":
+            # Sums over nodes are taken in float32 at least: in half precision, many small terms would be lost.
+            batch = graph.batch.to(x.device)
+            mean = global_mean_pool(widened(x), batch, graph.num_graphs)
+            x = mean.to(x.dtype)
+        return x if self.mlp is None else self.mlp(x)
+
+    def scores(self, z: Tensor, pairs: Tensor | None) -> Tensor:
+        """Return the scores of pairs of nodes."""
+        scale = 1.0
+        if self.mlp is not None:
+            z = self.mlp(z)
+            # Without the root a score grows with the channels, and training starts far from log 2.
+            scale = z.size(1) ** -0.5
         u, v = checks.check_pairs(
             pairs, "edge_label_index", z.size(0), z.device, "[2, L] of int64"
         )
-        return (z[u] * z[v]).sum(1)
-
-
-class MLPDotHead(DotHead):
-    """Scores of pairs, ⟨MLP(z_u), MLP(z_v)⟩ / √out_channels, so that a binary cross-entropy starts near log 2."""
-
-    def __init__(self, channels: int, out_channels: int) -> None:
-        super().__init__(channels)
-        self.mlp = two_layers(channels, out_channels)
-
-    def forward(self, z: Tensor, pairs: Tensor) -> Tensor:
-        embedding = self.mlp(z)
-        # Without the root a score grows with the channels, and training starts far from log 2.
-        return super().forward(embedding, pairs) * embedding.size(1) ** -0.5
+        return (z[u] * z[v]).sum(1) * scale
 
 
 def two_layers(channels: int, out_channels: int) -> nn.Sequential:
@@ -215,33 +201,22 @@ def two_layers(channels: int, out_channels: int) -> nn.Sequential:
     )
 
 
-def make_head(
-    channels: int, out_channels: int, task: Task, head: Head
-) -> NodeHead | DotHead | None:
-    """Return the head of a task."""
+def make_readout(channels: int, out_channels: int, task: Task, head: Head) -> Readout:
+    """Return the readout of a task, which reads hidden states of ``channels`` where it has an MLP."""
     # Nodes are read by one linear map, as in the papers; the mean of a graph is too little for a linear map to read.
-    if task == "node":
-        return None
-    if task == "graph":
-        return GraphHead(channels, out_channels)
-    if head == "mlp":
-        return MLPDotHead(channels, out_channels)
-    return DotHead(out_channels)
+    if task == "graph" or (task == "link" and head == "mlp"):
+        return Readout(task, channels, two_layers(channels, out_channels))
+    return Readout(task, out_channels)
 
 
 def output_layers(
     channels: int, out_channels: int, task: Task, head: Head = "dot"
-) -> tuple[nn.Module, NodeHead | DotHead | None]:
-    """Return a linear map of states to the output and the head; the identity before a head with an MLP."""
-    last = make_head(channels, out_channels, task, head)
-    if has_mlp(last):
-        return nn.Identity(), last
-    return nn.Linear(channels, out_channels), last
-
-
-def has_mlp(head: nn.Module | None) -> bool:
-    """Return whether a head reads hidden states, rather than the output of a last linear map."""
-    return isinstance(head, NodeHead | MLPDotHead)
+) -> tuple[nn.Module, Readout]:
+    """Return a linear map of states to the output and the readout; the identity before a readout with an MLP."""
+    readout = make_readout(channels, out_channels, task, head)
+    if readout.mlp is None:
+        return nn.Linear(channels, out_channels), readout
+    return nn.Identity(), readout
 
 
 class EdgeMask(MessagePassing):
@@ -297,14 +272,16 @@ class GraphModel(GraphLayer, ABC):
     """Further inputs of a call that :meth:`propagate` takes, such as ``edge_attr``."""
     categories: tuple[int, ...] | None = None
     """Table sizes of the columns of integer features."""
+    head: Readout
 
     def __init__(
         self, in_channels: Channels, hidden_channels: Count, out_channels: Count
     ) -> None:
         super().__init__()
         self.in_channels = in_channels
-        # A model of nodes ends in its own linear map, and has none.
-        self.head: NodeHead | DotHead | None = None
+        # States are the output, unless a model sets another. Unregistered, so that parts keep the order in which a
+        # model makes them.
+        self.__dict__["head"] = Readout()
         # A module, since PyG's explainers look for `MessagePassing` among the parts of a model.
         self.edge_mask = EdgeMask()
 
@@ -336,15 +313,14 @@ class GraphModel(GraphLayer, ABC):
             return_coupling: Return the couplings too. By default they are dropped, since they hold features of all
                 nodes.
         """
-        if edge_attr is not None:
-            others["edge_attr"] = edge_attr
-        if edge_label_index is None and isinstance(self.head, DotHead):
+        others["edge_attr"] = edge_attr
+        if edge_label_index is None and self.head.task == "link":
             raise ValueError(
                 "edge_label_index is needed for a link task: [2, L], the pairs to score; got None. The states alone "
                 "are model.encode(x, edge_index)."
             )
         if edge_label_index is not None:
-            self._link_head("edge_label_index")
+            self._check_link("edge_label_index")
         # A coupling holds features of all nodes: it is kept only for a caller who asks for it.
         couplings: list[Coupling] = []
         collect: Collect = discard
@@ -354,13 +330,7 @@ class GraphModel(GraphLayer, ABC):
         states, graph = self._states(
             x, edge_index, edge_weight, batch, return_coupling, others, collect
         )
-        match self.head:
-            case DotHead():
-                output = self.head(states, edge_label_index)
-            case NodeHead():
-                output = self.head(states, graph)
-            case _:
-                output = states
+        output = self.head(states, graph, edge_label_index)
         if return_coupling:
             return output, couplings
         return output
@@ -382,7 +352,7 @@ class GraphModel(GraphLayer, ABC):
             batch: Number of the graph of every node; by default all nodes belong to one graph.
             inputs: Further inputs that the model reads, such as ``edge_attr``.
         """
-        self._link_head("encode")
+        self._check_link("encode")
         states, _ = self._states(
             x, edge_index, edge_weight, batch, False, inputs, discard
         )
@@ -397,16 +367,15 @@ class GraphModel(GraphLayer, ABC):
             z: States of the nodes, from :meth:`encode`.
             edge_label_index: The pairs to score, [2, L].
         """
-        head = self._link_head("decode")
-        checks.check_state(z, "z", head.channels)
-        return head(z, edge_label_index)
+        self._check_link("decode")
+        checks.check_state(z, "z", self.head.channels)
+        return self.head.scores(z, edge_label_index)
 
-    def _link_head(self, what: str) -> DotHead:
-        if not isinstance(self.head, DotHead):
+    def _check_link(self, what: str) -> None:
+        if self.head.task != "link":
             raise ValueError(
                 f"{what} belongs to task='link'; this {type(self).__name__} is for nodes or graphs."
             )
-        return self.head
 
     def _states(
         self,
@@ -419,24 +388,36 @@ class GraphModel(GraphLayer, ABC):
         collect: Collect,
     ) -> tuple[Tensor, Graph]:
         """Return the output of :meth:`propagate`, which the head reads, and the graph."""
-        # What is left is refused below, by name.
-        inputs = {name: others.pop(name) for name in self.reads if name in others}
-        graph = self.inputs_to_graph(
-            x,
-            edge_index,
-            edge_weight,
-            batch,
-            return_coupling,
-            others,
-            inputs.get("edge_attr"),
-        )
+        graph = self._graph(x, edge_index, edge_weight, batch, others, return_coupling)
         # Before any layer, so that an explainer's mask acts in all of them.
         graph = self.edge_mask(graph)
         if torch.compiler.is_dynamo_compiling():
             # Without fullgraph=True its graph ends where the number of graphs is read: here, and not within a block.
             _ = graph.segments
         collect = self.edge_mask.listening(graph, collect)
+        inputs = {name: others[name] for name in self.reads if name in others}
         return self.propagate(x, graph, collect, **inputs), graph
+
+    def _graph(
+        self,
+        x: Tensor,
+        edge_index: Edges,
+        edge_weight: Tensor | None,
+        batch: Tensor | None,
+        others: dict[str, Any],
+        return_coupling: bool = False,
+    ) -> Graph:
+        """Check the inputs of a call, refuse those that the model does not read, and return the graph."""
+        unread = {name: others[name] for name in others if name not in self.reads}
+        return self.inputs_to_graph(
+            x,
+            edge_index,
+            edge_weight,
+            batch,
+            return_coupling,
+            unread,
+            others.get("edge_attr"),
+        )
 
     def check_features(self, x: Tensor, *, channels: int, module: nn.Module) -> None:
         # Categories are checked by their tables.
@@ -481,7 +462,7 @@ class GraphModel(GraphLayer, ABC):
             reasons.setdefault(kind, f"{name} ({kind}) {reason}")
         reason = "; ".join(reasons.values()) or "no layer is a CertifiedStep"
         pairs = None
-        if isinstance(self.head, DotHead) and x is not None:
+        if self.head.task == "link" and x is not None:
             # Layers need no pairs.
             pairs = torch.empty(2, 0, dtype=torch.long, device=x.device)
         layers = layer_certificates(

@@ -12,11 +12,11 @@ from diffusion_mp.checks import Count, Probability
 from diffusion_mp.diffusivities import Diffusivity, UniformDiffusivity
 from diffusion_mp.energies import Certificate, Constraint, Energy, Penalty
 from diffusion_mp.graph import Graph
-from diffusion_mp.layers import CertifiedBlock, CertifiedConv
+from diffusion_mp.layers import CertifiedConv
 from diffusion_mp.layers.features import FeatureLinear
 from diffusion_mp.layers.options import CertifiedConvOptions, split
 from diffusion_mp.models.base import Edges, Head, Task, output_layers
-from diffusion_mp.models.certified_network import CertifiedNetwork
+from diffusion_mp.models.certified_network import CertifiedNetwork, Stage
 
 
 class ReadoutOptions(TypedDict, total=False):
@@ -141,7 +141,7 @@ class CertifiedDIFFormer(CertifiedNetwork):
             readout.get("head", "dot"),
         )
 
-    def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:
+    def stages(self) -> list[Stage]:
         return [("conv", self.encoder, self.conv)]
 
     def encoded(self, encoder: nn.Module, state: Tensor, graph: Graph) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from diffusion_mp.checks import check_flags
+from diffusion_mp.checks import checked
 from diffusion_mp.energies import Certificate
 from diffusion_mp.energies.certification import STEPS, broken_parameter, random_input
 from diffusion_mp.graph import Graph
@@ -20,6 +20,8 @@ from diffusion_mp.models.base import Collect, Edges, GraphModel, run_layer
 
 #: Called with a block, its source, the graph, and the further inputs that its terms read.
 Visit = Callable[..., Tensor]
+#: The name of a block, the encoder in front of it, and the block.
+Stage = tuple[str, nn.Module, CertifiedBlock]
 
 
 class CertifiedNetwork(GraphModel):
@@ -44,7 +46,7 @@ class CertifiedNetwork(GraphModel):
     dropout: nn.Module  # in front of the decoder
     edge_dim: int | None = None
 
-    def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:
+    def stages(self) -> list[Stage]:
         """Return the name of every block, the encoder f_b before it, and the block."""
         raise NotImplementedError
 
@@ -80,20 +82,7 @@ class CertifiedNetwork(GraphModel):
         state = self.run(x, graph, edge_attr, partial(run_layer, collect))
         return self.decoder(self.dropout(state))
 
-    def _graph(
-        self,
-        x: Tensor,
-        edge_index: Edges,
-        edge_weight: Tensor | None,
-        batch: Tensor | None,
-        edge_attr: Tensor | None,
-    ) -> Graph:
-        # `edge_attr` stands in the signatures of all certified models, also of those that read none.
-        unread = {} if self.reads else {"edge_attr": edge_attr}
-        return self.inputs_to_graph(
-            x, edge_index, edge_weight, batch, False, unread, edge_attr
-        )
-
+    @checked
     @torch.no_grad()
     def energies(
         self,
@@ -118,8 +107,7 @@ class CertifiedNetwork(GraphModel):
             by_graph: Return F_b of every graph of a batch, [blocks, states, B], instead of the sum over graphs,
                 [blocks, states].
         """
-        check_flags(by_graph=by_graph)
-        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr)
+        graph = self._graph(x, edge_index, edge_weight, batch, {"edge_attr": edge_attr})
         # One row for every block, in the order in which they run.
         values = []
 
@@ -163,7 +151,7 @@ class CertifiedNetwork(GraphModel):
             if self.categories is not None:
                 rows = torch.arange(8, device=x.device)
                 x = torch.stack([rows % size for size in self.categories], 1)
-        graph = self._graph(x, edge_index, edge_weight, batch, edge_attr)
+        graph = self._graph(x, edge_index, edge_weight, batch, {"edge_attr": edge_attr})
         # The first call of an encoder may draw its parameters.
         self.block_inputs(x, graph, edge_attr)
         self.encoded(self.stages()[0][1], x, graph)

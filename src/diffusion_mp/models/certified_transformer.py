@@ -30,7 +30,7 @@ from diffusion_mp.models.base import (
     feature_columns,
     output_layers,
 )
-from diffusion_mp.models.certified_network import CertifiedNetwork
+from diffusion_mp.models.certified_network import CertifiedNetwork, Stage
 
 
 class CertifiedTransformer(CertifiedNetwork):
@@ -168,7 +168,7 @@ class CertifiedTransformer(CertifiedNetwork):
             hidden_channels, out_channels, task, head
         )
 
-    def stages(self) -> list[tuple[str, nn.Module, CertifiedBlock]]:
+    def stages(self) -> list[Stage]:
         return [
             (f"blocks.{number}", encoder, cast("CertifiedBlock", self.blocks[number]))
             for number, encoder in enumerate(self.encoders)

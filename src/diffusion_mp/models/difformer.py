@@ -16,7 +16,6 @@ from diffusion_mp.diffusivities import Positive
 from diffusion_mp.energies import Penalty
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DIFFormerConv
-from diffusion_mp.layers.attention import TAU
 from diffusion_mp.layers.options import DIFFormerParts, split
 from diffusion_mp.models.base import Collect, LayerStack, StackOptions, run_layer
 from diffusion_mp.runtime.noise import dropout
@@ -130,32 +129,24 @@ class DIFFormer(LayerStack):
                 f"source=True adds a source, which {update!r} has not; give the update a beta, "
                 f"ExplicitEuler(tau, beta=1.0, leak=...) for instance."
             )
-        if tau is None and update is not None:
-            # The default of the layer, which an update replaces.
-            tau = TAU
-        elif tau is None:
+        # An update has its own step size and its own weight of the source.
+        if update is None:
+            layer["beta"] = float(source)
             # Beside a graph the rows of S + Ã sum to two, so every step multiplies the common component by 1 + τ. A
             # fixed τ would let it grow without bound in depth; this one keeps its total growth.
-            tau = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
-
-        # The weight of the source; an update has its own.
-        beta = 0.0
-        if source and update is None:
-            beta = 1.0
+            if tau is None:
+                tau = min(LARGEST, GROWTH ** (1.0 / num_layers) - 1.0)
+        if tau is not None:
+            layer["tau"] = tau
         if dropout_on == "values":
             layer["dropout"] = stack.get("dropout", 0.0)
 
         def conv() -> DIFFormerConv:
-            layer_k = DIFFormerConv(
-                hidden_channels,
-                hidden_channels,
-                tau=tau,
-                update=update,
-                beta=beta,
-                **layer,
+            one = DIFFormerConv(
+                hidden_channels, hidden_channels, update=update, **layer
             )
             # Layers share no learnable option, such as a `Positive` τ.
-            return copy.deepcopy(layer_k)
+            return copy.deepcopy(one)
 
         super().__init__(
             (in_channels, hidden_channels, out_channels),

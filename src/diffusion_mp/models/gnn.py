@@ -35,8 +35,7 @@ from diffusion_mp.models.base import (
     GraphModel,
     Head,
     Task,
-    has_mlp,
-    make_head,
+    make_readout,
     run_layer,
 )
 from diffusion_mp.modules import Norm, Resettable, make_norm
@@ -129,9 +128,9 @@ class DiffusionGNN(GraphModel):
         self.act = _activation(act)
         if edge_dim is not None:
             self.reads = ("edge_attr",)
-        self.head = make_head(hidden_channels, out_channels, task, head)
+        self.head = make_readout(hidden_channels, out_channels, task, head)
         # The last layer is one more hidden layer: its activation is what the MLP of a head reads.
-        if has_mlp(self.head):
+        if self.head.mlp is not None:
             out_channels = hidden_channels
         # "last" needs no module: the linear map below reads only the last state.
         self.jk = None
@@ -223,7 +222,7 @@ class DiffusionGNN(GraphModel):
                 x = self.jk([*states, x])
             x = self.lin(x)
         # Hidden states are activated.
-        if has_mlp(self.head):
+        if self.head.mlp is not None:
             x = self.act(x)
         return x
 

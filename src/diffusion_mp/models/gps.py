@@ -16,6 +16,7 @@ from diffusion_mp.checks import (
     Probability,
     check_edge_rows,
     check_kind,
+    checked,
     describe,
 )
 from diffusion_mp.couplings import Coupling
@@ -28,11 +29,12 @@ from diffusion_mp.models.base import (
     FeatureEncoder,
     GraphModel,
     Head,
-    NodeHead,
+    Readout,
     Task,
     feature_columns,
     output_layers,
     run_layer,
+    two_layers,
 )
 from diffusion_mp.modules import Norm
 
@@ -116,7 +118,7 @@ class BlockStack(GraphModel):
         self.decoder: nn.Module = nn.Identity()
         # Nodes are read by an MLP too, as in the code of GPS.
         if task == "node":
-            self.head = NodeHead(hidden_channels, out_channels)
+            self.head = Readout(mlp=two_layers(hidden_channels, out_channels))
         else:
             self.decoder, self.head = output_layers(
                 hidden_channels, out_channels, task, head
@@ -496,6 +498,7 @@ class SFiFormer(GPS):
         super().__init__(*sizes, lam=lam, adjacency=adjacency, **options)
 
     @classmethod
+    @checked
     def from_dfi(
         cls,
         dfi: DFiFormer,
@@ -512,9 +515,6 @@ class SFiFormer(GPS):
             lam: λ* > 0, the weight of friction.
             attention: Options of the attention that override those of ``dfi``, such as ``alpha`` and ``friction``.
         """
-        check_kind(dfi, "dfi", DFiFormer, "a DFiFormer")
-        if attention is not None:
-            check_kind(attention, "attention", dict, "a dict or None")
         sizes, options = copy.deepcopy(dfi.arguments)
         options["attention"] = {**(options.get("attention") or {}), **(attention or {})}
         model = cls(*sizes, lam=lam, **options)

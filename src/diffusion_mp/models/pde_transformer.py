@@ -19,7 +19,12 @@ from diffusion_mp.checks import (
     describe,
 )
 from diffusion_mp.layers import PDEDiffusion1d
-from diffusion_mp.layers.sequences import NoDiffusion, TransformerBlock
+from diffusion_mp.layers.sequences import (
+    NoDiffusion,
+    Sequences,
+    TokenMask,
+    TransformerBlock,
+)
 from diffusion_mp.models.base import FeatureEncoder
 from diffusion_mp.modules import Resettable
 from diffusion_mp.runtime.noise import dropout
@@ -157,7 +162,7 @@ class PDETransformer(Resettable):
     def forward(
         self,
         x: Tensor,
-        mask: Bool[Tensor, "B L"] | None = None,
+        mask: TokenMask | None = None,
         other: Tensor | None = None,
         other_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B out"]:
@@ -173,7 +178,7 @@ class PDETransformer(Resettable):
         return self.head(torch.cat([first, second, first * second, first - second], 1))
 
     def encode(
-        self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x"
+        self, x: Tensor, mask: TokenMask | None = None, *, name: str = "x"
     ) -> Float[Tensor, "B C"]:
         """Return the pooled states of the sequences [B, C].
 
@@ -189,9 +194,7 @@ class PDETransformer(Resettable):
             mask = torch.ones_like(state[..., 0], dtype=torch.bool)
         return self._pooled(self.norm(state), mask)
 
-    def _pooled(
-        self, x: Float[Tensor, "B L C"], mask: Bool[Tensor, "B L"]
-    ) -> Float[Tensor, "B C"]:
+    def _pooled(self, x: Sequences, mask: TokenMask) -> Float[Tensor, "B C"]:
         """Return the mean, the first or the last token of every sequence, zero for a sequence without tokens."""
         if self.pooling == "first":
             mask = mask & (mask.cumsum(1) == 1)
@@ -203,8 +206,8 @@ class PDETransformer(Resettable):
         return (total / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
 
     def embed(
-        self, x: Tensor, mask: Bool[Tensor, "B L"] | None = None, *, name: str = "x"
-    ) -> Float[Tensor, "B L C"]:
+        self, x: Tensor, mask: TokenMask | None = None, *, name: str = "x"
+    ) -> Sequences:
         """Return the initial state [B, L, C]: embedding plus position, smoothed under P1.
 
         Args:
