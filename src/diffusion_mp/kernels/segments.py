@@ -58,16 +58,16 @@ class Chunk:
         )
         self.shapes = [(len(sizes), int(sizes[0])) for sizes, _ in self._graphs]
         self._height = sum(graphs * size for graphs, size in self.shapes)
-        self._alone = len(sizes) == 1
         self._equal = bool(sizes[0] == sizes[-1])
         self._layouts: dict[tuple[int, torch.device], Layout] = {}
 
     def _in_place(self, heads: int) -> bool:
-        return self._alone or (heads == 1 and self._equal)
+        graphs, _ = self.shapes[0]
+        return self._equal and 1 in (graphs, heads)
 
     def masks(self, x: Tensor) -> list[Tensor | None]:
         """Return the mask of every bucket [b H, size, 1], one for nodes, zero for padding; ``None``: all are nodes."""
-        if self._equal:
+        if self._in_place(x.size(1)):
             return [None]
         dtype = wide_dtype(x.dtype)
         masks = self._layout(x).masks
@@ -88,8 +88,9 @@ class Chunk:
 
     def views(self, stack: Tensor) -> list[Tensor]:
         """Return the buckets [b H, size, F] of a stack, which is [n, H, F] where it is in place."""
-        if self._alone:
-            return [stack.transpose(0, 1)]
+        if stack.dim() == 3:
+            by_graph = stack.unflatten(0, self.shapes[0])
+            return [by_graph.transpose(1, 2).flatten(0, 1)]
         heads = len(stack) // self._height
         heights = [heads * graphs * size for graphs, size in self.shapes]
         return [
@@ -123,7 +124,7 @@ class Chunk:
             sources.append((row * heads + head).flatten())
             nodes = nodes.expand(-1, heads, -1)
             present.append(nodes.flatten())
-            mask = nodes.flatten(0, 1).unsqueeze(2).to(device)
+            mask = nodes.flatten(0, 1).unsqueeze(2).to(device, torch.float32)
             # Most buckets have no padding, and need no product with a mask.
             masks.append(None if bool(nodes.all()) else mask)
         source = torch.cat(sources)
@@ -202,29 +203,25 @@ def by_stacks(
     rows = at_once(ROWS, like)
     for mask, written, read in stacks(ptr, CHUNK * rows, results, inputs):
         together, size = read[0].shape[:2]
-        most = min(pairs // size**2, rows // size)
-        if together <= most:
-            # Nearly always, for small graphs, whose views take as long as their products.
-            for result, part in zip(written, compute(*read, mask), strict=True):
-                result.copy_(part)
-            continue
-        for some in even(together, most):
-            parts = compute(
-                *(x[some] for x in read), None if mask is None else mask[some]
-            )
-            for result, part in zip(written, parts, strict=True):
-                result[some] = part
+        for some in even(together, min(pairs // size**2, rows // size)):
+            views = (None if x is None else cut(x, some, 0) for x in (*read, mask))
+            for result, part in zip(written, compute(*views), strict=True):
+                cut(result, some, 0).copy_(part)
     return results
 
 
-def cut(x: Tensor, rows: slice) -> Tensor:
-    """Return some rows of a stack, or for :data:`ALL` the stack itself, since a view takes time."""
-    return x if rows is ALL else x[:, rows]
+def cut(x: Tensor, rows: slice, dim: int = 1) -> Tensor:
+    """Return some rows of a stack, or graphs if ``dim`` is 0; for :data:`ALL` the stack itself: a view takes time."""
+    if rows is ALL:
+        return x
+    return x[:, rows] if dim else x[rows]
 
 
 def even(size: int, most: int) -> list[slice]:
-    """Split 0 … size into as few slices of at most ``most`` as possible, all about equal."""
-    count = max(1, math.ceil(size / max(1, most)))
+    """Split 0 … size into as few slices of at most ``most`` as possible, all about equal; one is :data:`ALL`."""
+    if size <= most:
+        return [ALL]
+    count = math.ceil(size / max(1, most))
     return [
         slice(size * part // count, size * (part + 1) // count) for part in range(count)
     ]

@@ -26,8 +26,6 @@ THREADS = 8
 # A symmetric matrix of more than so many rows has tiles of so many rows and columns at most.
 SMALL = 384
 SIDE = 512
-# The tiles of a stack whose pairs fit into one, which most graphs of a batch do.
-WHOLE = [(ALL, ALL)]
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.
 FAR = 40.0
 
@@ -137,15 +135,9 @@ class _Weights(Buffers):
     ) -> Tensor:
         """Return Σ_j w_ij v_j, add Σ_j w_ij to ``total``; a tile of a symmetric w serves its rows and its columns."""
         symmetric = symmetric and self.mask is None
-        tiles = _tiles(self.q, symmetric)
-        if tiles is WHOLE:
-            w, _ = self.tile(ALL, ALL)
-            if total is not None:
-                torch.sum(w, 2, keepdim=True, out=total)
-            return torch.bmm(w, v)
         # The first tile of every row writes, and the others add: see `_add_product`.
         sums = torch.empty_like(v)
-        for rows, cols in tiles:
+        for rows, cols in _tiles(self.q, symmetric):
             w, _ = self.tile(rows, cols)
             turns = [(rows, w, cols)]
             # A tile on the diagonal is its own transpose.
@@ -269,12 +261,8 @@ def backward(
         if mask is not None:
             grad = grad * mask
             delta = delta * mask
-        tiles = _tiles(q)
-        if tiles is WHOLE:
-            w, g = weights.slopes(v, grad, delta, ALL, ALL)
-            return torch.bmm(g, k), torch.bmm(g.mT, q), torch.bmm(w.mT, grad)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        for rows, cols in tiles:
+        for rows, cols in _tiles(q):
             w, g = weights.slopes(v, grad, delta, rows, cols)
             _add_product(dv, cols, w.mT, grad, rows)
             _add_product(dq, rows, g, k, cols)
@@ -321,11 +309,11 @@ def _tiles(x: Tensor, symmetric: bool = False) -> Iterable[tuple[slice, slice]]:
     entries = at_once(_entries(x), x)
     # Half of a large symmetric matrix is saved by several tiles only.
     if size * size <= entries and not (symmetric and size > SMALL):
-        return WHOLE
+        return [(ALL, ALL)]
     if symmetric:
         side = min(SIDE, math.isqrt(entries), math.ceil(size / 2))
         return combinations_with_replacement(even(size, side), 2)
     # Wider than high, since every tile adds to the sums of its rows once more.
     cols = even(size, 2 * math.isqrt(entries))
-    rows = even(size, entries // cols[0].stop)
+    rows = even(size, entries // (size // len(cols)))
     return pairs_of(rows, cols)
