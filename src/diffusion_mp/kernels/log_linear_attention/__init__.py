@@ -88,18 +88,15 @@ def log_linear_product(
     """
     (log_q, log_k, col_shift, values), dtype = accumulating(log_q, log_k, col_shift, v)
 
-    def normalised(log_q: Tensor, log_k: Tensor, v: Tensor, b: Tensor) -> Tensor:
-        query, key, _ = _features(log_q, log_k, b, ptr)
-        rows = linear_attention(query, key, _by_sample(v, b), ptr, backend=backend)
-        return rows.unflatten(1, b.shape[1:]).sum(2)
-
-    def weighted(
-        log_q: Tensor, log_k: Tensor, v: Tensor, b: Tensor, a: Tensor
-    ) -> Tensor:
+    def some_samples(b: Tensor, a: Tensor | None = None) -> Tensor:
         query, key, top = _features(log_q, log_k, b, ptr)
-        rows = linear_product(query, key, _by_sample(v, b), ptr, backend=backend)
-        weight = (a + top).exp().unsqueeze(3)
-        return (weight * rows.unflatten(1, b.shape[1:])).sum(2)
+        by_sample = values.unsqueeze(2).expand(-1, -1, b.size(2), -1).flatten(1, 2)
+        product = linear_attention if a is None else linear_product
+        rows = product(query, key, by_sample, ptr, backend=backend)
+        rows = rows.unflatten(1, b.shape[1:])
+        if a is not None:
+            rows = (a + top).exp().unsqueeze(3) * rows
+        return rows.sum(2)
 
     with without_autocast(values):
         shifts = [col_shift]
@@ -108,9 +105,7 @@ def log_linear_product(
         if backend == "auto" and _near(log_k, col_shift, ptr):
             total = _all_samples(log_q, log_k, values, ptr, *shifts)
         else:
-            rows = normalised if row_shift is None else weighted
-            run = partial(rows, log_q, log_k, values)
-            total = sum(_by_samples(run, log_q, *shifts))
+            total = sum(_by_samples(some_samples, log_q, *shifts))
         if row_shift is None:
             # The mean over all samples, which the parts hold in sums.
             total = total / col_shift.size(2)
@@ -149,7 +144,7 @@ def log_linear_logsumexp(
     """
     (log_q, log_k, col_shift), _ = accumulating(log_q, log_k, col_shift)
 
-    def log_sum(log_q: Tensor, log_k: Tensor, b: Tensor) -> Tensor:
+    def log_sum(b: Tensor) -> Tensor:
         query, key, top = _features(log_q, log_k, b, ptr)
         # A row's sum is its product with ones.
         one = torch.ones_like(key[:, :, :1])
@@ -160,8 +155,7 @@ def log_linear_logsumexp(
         if backend == "auto" and _near(log_k, col_shift, ptr):
             query, key, weight, top = _factors(log_q, log_k, col_shift, ptr)
             return linear_product(query, key, weight, ptr).log() + top
-        parts = _by_samples(partial(log_sum, log_q, log_k), log_q, col_shift)
-        return torch.cat(parts, dim=2)
+        return torch.cat(_by_samples(log_sum, log_q, col_shift), dim=2)
 
 
 def log_linear_pool(
@@ -197,7 +191,7 @@ def log_linear_pool(
     # A channel of ones, whose sums normalise the rows.
     values = pad(v, (0, 1), value=1.0)
 
-    def pool(log_k: Tensor, values: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    def pool(b: Tensor) -> tuple[Tensor, Tensor]:
         # A row more, since the maximum over no sender is not defined.
         exponents = pad(
             log_k.unsqueeze(2) + b.unsqueeze(3),
@@ -209,7 +203,7 @@ def log_linear_pool(
         return torch.einsum("jhsr,jhd->hsrd", key, values), shift
 
     with without_autocast(v):
-        parts = _by_samples(partial(pool, log_k, values), log_k, col_shift)
+        parts = _by_samples(pool, log_k, col_shift)
     sums, shifts = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     return sums, shifts.double().unsqueeze(3)
 
@@ -368,10 +362,6 @@ def _outer(weights: Tensor, features: Tensor) -> Tensor:
     return (weights.unsqueeze(3) * features.unsqueeze(2)).flatten(2)
 
 
-def _by_sample(v: Tensor, b: Tensor) -> Tensor:
-    return v.unsqueeze(2).expand(-1, -1, b.size(2), -1).flatten(1, 2)
-
-
 def _finite(shift: Tensor) -> Tensor:
     """Replace −∞ by zero, since −∞ − (−∞) is NaN."""
     return shift.masked_fill(shift.isneginf(), 0.0)
@@ -390,14 +380,9 @@ def _in_parts(
     # A size that torch traces decides nothing; what a compiled program keeps is for its compiler to choose.
     if torch.compiler.is_compiling() or entries * tensors[0].size(dim) <= CHUNK:
         return [run(*tensors)]
+    # The results of a part are computed again in the backward pass, so that memory does not grow with the parts. The
+    # transforms of torch.func take no checkpoint.
+    if torch.is_grad_enabled() and not differentiated_inside():
+        run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
     parts = [x.split(max(1, CHUNK // entries), dim=dim) for x in tensors]
-    again = _again_in_backward(run)
-    return [again(*part) for part in zip(*parts, strict=True)]
-
-
-def _again_in_backward(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``run`` with a backward pass that computes it again, so that memory does not grow with the calls."""
-    # The transforms of torch.func take no checkpoint.
-    if differentiated_inside() or not torch.is_grad_enabled():
-        return run
-    return partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+    return [run(*part) for part in zip(*parts, strict=True)]

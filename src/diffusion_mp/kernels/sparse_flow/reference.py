@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from diffusion_mp.checks import values_to_check
 from diffusion_mp.graph.ops import Size
-from diffusion_mp.kernels.operation import operation, pulled_back
+from diffusion_mp.kernels.operation import operation
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow.rows import (
     DENSE,
@@ -121,7 +121,6 @@ class OnSupport(NamedTuple):
     rho: Tensor
     nu: Tensor
     lift: Tensor
-    slope: Tensor
     height: Tensor
     through: Tensor
     dammed: Tensor
@@ -164,7 +163,7 @@ def _on_support(
     # Where nothing flows there is no equation, and a divisor of zero would make all gradients NaN.
     slope = (rows.add(through) + leak * height.exp()).masked_fill(idle, 1.0)
     rho = (1 - leak * lam * log_f.exp() + rows.add(dammed)) / slope
-    return OnSupport(a, w, rho, nu, lift, slope, height, through, dammed)
+    return OnSupport(a, w, rho, nu, lift, height, through, dammed)
 
 
 def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
@@ -191,7 +190,6 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
     on = _on_support(problem, *of_best, active, best, idle)
     with torch.no_grad():
         # What a kernel keeps for its backward pass has no gradient here either.
-        drag = on.nu * on.through + on.dammed
         work = lam * log_f.exp() * (on.through * on.rho - on.dammed)
         last = among(u, active, -torch.inf).amax(2, keepdim=True)
         after = among(u, u > last, torch.inf).amin(2, keepdim=True)
@@ -199,6 +197,7 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
         most = (after - on.w).clamp(max=exp_limit(s.dtype)).expm1()
         reach = torch.where(on.rho > on.nu * most, (last + after) / 2, torch.inf)
     driven = on.rho * (-on.lift).exp() + on.nu
+    zeros = torch.zeros_like(lam)
     solved = RowPotentials(
         on.a,
         on.w,
@@ -210,8 +209,9 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
         on.height + on.lift + driven.masked_fill(idle, 1.0).log(),
         resistance.detach(),
         friction.detach(),
-        on.slope.detach(),
-        drag.scatter(2, best, 0.0).sum(2, keepdim=True),
+        # Only the fast backward pass reads slope and drag.
+        zeros,
+        zeros,
         work.sum(2, keepdim=True),
         active.sum(2, keepdim=True).to(s),
     )
@@ -245,48 +245,6 @@ def sparse_flow_product(
         z = entries(_scores(q, k, rows), _scores(fq, fk, rows), of_rows, is_best)
         parts.append(torch.einsum(equation, z, v[rows]))
     return torch.cat(parts)
-
-
-def potentials_backward(
-    grad_a: Tensor,
-    grad_w: Tensor,
-    grad_rho: Tensor,
-    grad_nu: Tensor,
-    grad_log_mu: Tensor,
-    circuit: Circuit,
-    out: RowPotentials,
-    ptr: Tensor | None,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of the circuit."""
-
-    def potentials(*circuit: Tensor) -> tuple[Tensor, ...]:
-        rows = sparse_flow_potentials(Circuit(*circuit), ptr)
-        return rows.a, rows.w, rows.rho, rows.nu, rows.log_mu
-
-    grads = (grad_a, grad_w, grad_rho, grad_nu, grad_log_mu)
-    gradients: tuple[Tensor, ...] = pulled_back(potentials, circuit, grads)
-    return gradients
-
-
-def product_backward(
-    grad: Tensor,
-    features: Features,
-    v: Tensor,
-    terms: RowTerms,
-    ptr: Tensor | None,
-    transpose: bool,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of q, k, q̃, k̃, v, a, w, ρ and ν."""
-
-    def product(*inputs: Tensor) -> Tensor:
-        *features, v, a, w, rho, nu = inputs
-        moved = terms._replace(a=a, w=w, rho=rho, nu=nu)
-        return sparse_flow_product(Features(*features), v, moved, ptr, transpose)
-
-    # The other terms are constants: see `RowPotentials`.
-    inputs = (*features, v, *terms[:4])
-    gradients: tuple[Tensor, ...] = pulled_back(product, inputs, grad)
-    return gradients
 
 
 class EdgeFlow(NamedTuple):
