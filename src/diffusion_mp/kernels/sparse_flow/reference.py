@@ -121,6 +121,7 @@ class OnSupport(NamedTuple):
     rho: Tensor
     nu: Tensor
     lift: Tensor
+    slope: Tensor
     height: Tensor
     through: Tensor
     dammed: Tensor
@@ -163,7 +164,7 @@ def _on_support(
     # Where nothing flows there is no equation, and a divisor of zero would make all gradients NaN.
     slope = (rows.add(through) + leak * height.exp()).masked_fill(idle, 1.0)
     rho = (1 - leak * lam * log_f.exp() + rows.add(dammed)) / slope
-    return OnSupport(a, w, rho, nu, lift, height, through, dammed)
+    return OnSupport(a, w, rho, nu, lift, slope, height, through, dammed)
 
 
 def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
@@ -190,6 +191,7 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
     on = _on_support(problem, *of_best, active, best, idle)
     with torch.no_grad():
         # What a kernel keeps for its backward pass has no gradient here either.
+        drag = on.nu * on.through + on.dammed
         work = lam * log_f.exp() * (on.through * on.rho - on.dammed)
         last = among(u, active, -torch.inf).amax(2, keepdim=True)
         after = among(u, u > last, torch.inf).amin(2, keepdim=True)
@@ -197,7 +199,6 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
         most = (after - on.w).clamp(max=exp_limit(s.dtype)).expm1()
         reach = torch.where(on.rho > on.nu * most, (last + after) / 2, torch.inf)
     driven = on.rho * (-on.lift).exp() + on.nu
-    zeros = torch.zeros_like(lam)
     solved = RowPotentials(
         on.a,
         on.w,
@@ -209,9 +210,8 @@ def _solved(circuit: Circuit, nodes: slice) -> RowPotentials:
         on.height + on.lift + driven.masked_fill(idle, 1.0).log(),
         resistance.detach(),
         friction.detach(),
-        # Only the fast backward pass reads slope and drag.
-        zeros,
-        zeros,
+        on.slope.detach(),
+        drag.scatter(2, best, 0.0).sum(2, keepdim=True),
         work.sum(2, keepdim=True),
         active.sum(2, keepdim=True).to(s),
     )
