@@ -258,22 +258,15 @@ def _bucket_lengths(sizes: list[int]) -> list[int]:
 
 def by_size(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Iterator[Rows]:
     """Yield the rows of all graphs of one size: a slice for one graph, else indices [b, size]; at most √(2N) times."""
-    if ptr is None:
-        if num_nodes:
-            yield slice(0, num_nodes)
-        return
-    # In any order: every row is written once, wherever its graph stands.
-    sizes = ptr.diff()
-    order = torch.argsort(sizes, stable=True)
-    distinct, counts = torch.unique_consecutive(sizes[order], return_counts=True)
-    for size, members in zip(
-        distinct.tolist(), order.split(counts.tolist()), strict=True
-    ):
-        first = ptr[members]
-        if size and len(members) == 1:
-            yield slice(int(first), int(first) + size)
+    firsts: dict[int, list[int]] = {}
+    for rows in slices(ptr, num_nodes):
+        firsts.setdefault(rows.stop - rows.start, []).append(rows.start)
+    for size, first in firsts.items():
+        if size and len(first) == 1:
+            yield slice(first[0], first[0] + size)
         elif size:
-            yield (first[:, None] + torch.arange(size, device="cpu")).to(device)
+            within = torch.arange(size, device="cpu")
+            yield (torch.tensor(first, device="cpu")[:, None] + within).to(device)
 
 
 def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:
@@ -291,6 +284,16 @@ def gather(x: Tensor, rows: Rows) -> Tensor:
     """[N, H, F] → [b, H, size, F], the layout of batched matrix products."""
     stacked = x[rows].unsqueeze(0) if isinstance(rows, slice) else x[rows]
     return stacked.transpose(1, 2)
+
+
+def scatter(parts: Sequence[Tensor], runs: Sequence[Rows]) -> Tensor:
+    """Invert :func:`gather`: [b, H, size, F] of all graphs, by size, → [N, H, F]."""
+    out = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
+    if len(runs) == 1 and isinstance(runs[0], slice):
+        return out
+    node = torch.arange(len(out), device=out.device)
+    order = torch.cat([node[rows].flatten() for rows in runs])
+    return out[order.argsort()]
 
 
 class Buffers:

@@ -28,16 +28,12 @@ __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 
 
-def _few_in_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> bool:
-    # The formula of a batch runs graph by graph, in many calls.
-    return ptr is None and few_numbers(q, k, v)
-
-
 @operation(
     "linear_product",
     formula=reference.linear_product,
     cpu=blocked.linear_product,
-    small=_few_in_product,
+    # The formula of a batch runs graph by graph, in many calls.
+    small=lambda q, k, v, ptr: ptr is None and few_numbers(q, k, v),
     dtype="v",
 )
 def trilinear(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
@@ -94,16 +90,12 @@ def linear_product(
     return trilinear(q, k, v, ptr, backend=backend)
 
 
-def _few_in_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> bool:
-    return terms.ptr is None and few_numbers(q, k, v)
-
-
 @operation(
     "linear_attention",
     formula=reference.attention,
     cpu=blocked.forward,
     triton=on_gpu("forward"),
-    small=_few_in_rows,
+    small=lambda q, k, v, terms: terms.ptr is None and few_numbers(q, k, v),
     dtype="v",
 )
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:

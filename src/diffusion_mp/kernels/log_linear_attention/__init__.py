@@ -102,10 +102,11 @@ def log_linear_product(
         shifts = [col_shift]
         if row_shift is not None:
             shifts.append(row_shift.to(log_q.dtype))
-        if backend == "auto" and _near(log_k, col_shift, ptr):
-            total = _all_samples(log_q, log_k, values, ptr, *shifts)
-        else:
+        factors = _factors(log_q, log_k, col_shift, ptr, backend)
+        if factors is None:
             total = sum(_by_samples(some_samples, log_q, *shifts))
+        else:
+            total = _all_samples(*factors, values, ptr, *shifts[1:])
         if row_shift is None:
             # The mean over all samples, which the parts hold in sums.
             total = total / col_shift.size(2)
@@ -152,8 +153,9 @@ def log_linear_logsumexp(
         return count.view_as(top).log() + top
 
     with without_autocast(log_q):
-        if backend == "auto" and _near(log_k, col_shift, ptr):
-            query, key, weight, top = _factors(log_q, log_k, col_shift, ptr)
+        factors = _factors(log_q, log_k, col_shift, ptr, backend)
+        if factors is not None:
+            query, key, weight, top = factors
             return linear_product(query, key, weight, ptr).log() + top
         return torch.cat(_by_samples(log_sum, log_q, col_shift), dim=2)
 
@@ -302,38 +304,38 @@ def _queries(log_q: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     return (exponents - top.unsqueeze(-1)).exp(), top
 
 
-def _near(log_k: Tensor, b: Tensor, ptr: Tensor | None) -> bool:
-    """Return whether every sample and feature has some w_js k_jr of at least exp(−SLACK): one sender has them all."""
-    # A GPU has a kernel for samples as heads.
-    if b.size(2) == 1 or not (log_k.is_cpu and values_only()):
-        return False
-    log_k = log_k.detach()
-    b = b.detach()
-    least = (log_k - _finite(max_rows(log_k, ptr))).amin(2, keepdim=True)
-    found = max_rows(least + b - _finite(max_rows(b, ptr)), ptr)
-    return not bool((found < -SLACK).any())
-
-
 def _factors(
-    log_q: Tensor, log_k: Tensor, b: Tensor, ptr: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, w ≤ 1 and t with exp(log q_ir + log k_jr + b_js) = q_ir k_jr w_js exp(t_is)."""
+    log_q: Tensor, log_k: Tensor, b: Tensor, ptr: Tensor | None, backend: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Return q, k, w ≤ 1 and t with exp(log q_ir + log k_jr + b_js) = q_ir k_jr w_js exp(t_is).
+
+    ``None`` if some sample and feature has no w_js k_jr of at least exp(−SLACK).
+    """
+    # A GPU has a kernel for samples as heads.
+    if b.size(2) == 1 or backend != "auto" or not (log_k.is_cpu and values_only()):
+        return None
     most = max_rows(log_k.detach(), ptr)
     heaviest = _finite(max_rows(b.detach(), ptr))
+    log_key = log_k - _finite(most)
+    log_weight = b - heaviest
+    # One sender that has all features is enough.
+    least = log_key.detach().amin(2, keepdim=True) + log_weight.detach()
+    if bool((max_rows(least, ptr) < -SLACK).any()):
+        return None
     query, top = _queries(log_q, most)
-    key = (log_k - _finite(most)).exp()
-    return query, key, (b - heaviest).exp(), top.unsqueeze(2) + heaviest
+    return query, log_key.exp(), log_weight.exp(), top.unsqueeze(2) + heaviest
 
 
 def _all_samples(
-    log_q: Tensor,
-    log_k: Tensor,
+    q: Tensor,
+    k: Tensor,
+    w: Tensor,
+    top: Tensor,
     v: Tensor,
     ptr: Tensor | None,
-    b: Tensor,
     a: Tensor | None = None,
 ) -> Tensor:
-    q, k, w, top = _factors(log_q, log_k, b, ptr)
+    """Return the sum over all samples from the factors of :func:`_factors`."""
     x = reciprocal(linear_product(q, k, w, ptr)) if a is None else (a + top).exp()
 
     def some_samples(x: Tensor, w: Tensor) -> Tensor:

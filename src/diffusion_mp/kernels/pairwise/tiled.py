@@ -256,17 +256,24 @@ def backward(
     ) -> tuple[Tensor, ...]:
         *shifts, mask = rest
         weights = _Weights(q, k, mask, weighting, shifts)
-        if one and not shifts and mask is None and q.size(1) > SMALL:
-            return _of_one_state(weights, v, grad, delta)
         if mask is not None:
             grad = grad * mask
             delta = delta * mask
-        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        for rows, cols in _tiles(q):
-            w, g = weights.slopes(v, grad, delta, rows, cols)
+        # Half of the tiles of a symmetric w, (g_ij + g_ji) φ_ij in place of g_ij φ_ij: all of it is the gradient of q.
+        symmetric = one and not shifts and mask is None and q.size(1) > SMALL
+        dq = torch.empty_like(q)
+        dk = torch.zeros_like(k) if symmetric else torch.empty_like(k)
+        dv = torch.empty_like(v)
+        for rows, cols in _tiles(q, symmetric):
+            w, g = weights.slopes(v, grad, delta, rows, cols, symmetric)
             _add_product(dv, cols, w.mT, grad, rows)
             _add_product(dq, rows, g, k, cols)
-            _add_product(dk, cols, g.mT, q, rows)
+            if not symmetric:
+                _add_product(dk, cols, g.mT, q, rows)
+            elif cols is not rows:
+                # A tile on the diagonal is its own transpose.
+                _add_product(dv, rows, w, grad, cols)
+                _add_product(dq, cols, g.mT, q, rows)
         return dq, dk, dv
 
     inputs = (q, k, v, grad, delta, *shifts)
@@ -274,28 +281,6 @@ def backward(
     widths = [x.size(2) for x in (q, k, v)]
     gradients = by_stacks(compute, weighting.ptr, inputs, widths, _entries(q))
     return tuple(x.to(dtype) for x in gradients)
-
-
-def _of_one_state(
-    weights: _Weights, v: Tensor, grad: Tensor, delta: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradient of q = k in both roles as the gradient of q, zero for k, and the gradient of v.
-
-    The gradient is Σ_j (g_ij φ_ij + g_ji φ_ji) q_j, whose matrix is symmetric like w: a tile above the diagonal serves
-    its rows and its columns, with one product for each instead of two.
-    """
-    q = weights.q
-    dq = torch.empty_like(q)
-    dv = torch.empty_like(v)
-    for rows, cols in _tiles(q, symmetric=True):
-        w, g = weights.slopes(v, grad, delta, rows, cols, both=True)
-        _add_product(dv, rows, w, grad, cols)
-        _add_product(dq, rows, g, q, cols)
-        # A tile on the diagonal is its own transpose.
-        if cols is not rows:
-            _add_product(dv, cols, w.mT, grad, rows)
-            _add_product(dq, cols, g.mT, q, rows)
-    return dq, torch.zeros_like(q), dv
 
 
 def _entries(like: Tensor) -> int:
