@@ -159,7 +159,8 @@ def stacks(
     """
     if ptr is None:
         if inputs[0].size(0):
-            yield None, _by_head(results), _by_head(inputs)
+            views = [[x.transpose(0, 1) for x in rows] for rows in (results, inputs)]
+            yield None, *views
         return
     for chunk in chunks(ptr, max(1, rows)):
         targets = [result[chunk.rows] for result in results]
@@ -174,10 +175,6 @@ def stacks(
             yield mask, list(written), list(read)
         for stack, x in zip(stacked, targets, strict=True):
             chunk.unstack(stack, x)
-
-
-def _by_head(rows: Sequence[Tensor]) -> list[Tensor]:
-    return [x.transpose(0, 1) for x in rows]
 
 
 def at_once(entries: int, like: Tensor) -> int:

@@ -119,13 +119,21 @@ def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     triton=on_gpu("backward"),
 )
 def _backward(
-    grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
+    grad_values: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: LinearRows,
+    terms: Terms,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(q, k, v)
 
 
 def _formula_of_one(
-    grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms
+    grad_values: Tensor,
+    x: Tensor,
+    out: LinearRows,
+    terms: Terms,
 ) -> Tensor:
     # The gradients of one tensor in three roles add up.
     return sum(_backward.formula(grad_values, x, x, x, out, terms))
@@ -138,7 +146,10 @@ def _formula_of_one(
     cpu=blocked.backward_of_one,
 )
 def _backward_of_one(
-    grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms
+    grad_values: Tensor,
+    x: Tensor,
+    out: LinearRows,
+    terms: Terms,
 ) -> Tensor:
     """Return the gradient of one tensor that serves as queries, keys and values."""
     return empty_like(x)
@@ -213,7 +224,9 @@ def linear_attention(
 
 
 def linear_pool(
-    k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms
+    k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    terms: Terms,
 ) -> Float[Tensor, "H G E"]:
     """Return the sums over senders that :func:`linear_read` needs, [[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]].
 

@@ -85,7 +85,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: LinearRows,
+    terms: Terms,
 ) -> tuple[Tensor, ...]:
     return _gradients([q, k, v], grad, out, terms)
 
@@ -96,7 +101,10 @@ def backward_of_one(grad: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> T
 
 
 def _gradients(
-    roles: list[Tensor], grad: Tensor, out: LinearRows, terms: Terms
+    roles: list[Tensor],
+    grad: Tensor,
+    out: LinearRows,
+    terms: Terms,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and v, or of one tensor in all roles."""
     of_rows = (grad, out.values, out.den.unsqueeze(2))
@@ -128,7 +136,10 @@ class _Attention:
     """Rows of graphs of nearly one size [b, n, F], a block at a time; ``mask`` [b, n, 1] is one for nodes."""
 
     def __init__(
-        self, roles: Sequence[Tensor], terms: Terms, mask: Tensor | None
+        self,
+        roles: Sequence[Tensor],
+        terms: Terms,
+        mask: Tensor | None,
     ) -> None:
         # One tensor has all roles, or there are three.
         self.alone = len(roles) == 1
@@ -156,7 +167,11 @@ class _Attention:
         torch.bmm(scores.mul_(_reciprocal(den)), self.v, out=out)
 
     def by_pairs_backward(
-        self, into: list[Tensor], grad: Tensor, out: Tensor, den: Tensor
+        self,
+        into: list[Tensor],
+        grad: Tensor,
+        out: Tensor,
+        den: Tensor,
     ) -> None:
         """Write the gradients of q, k and v, or of one tensor in all roles."""
         grads, inner = self._row_gradients(grad, out, den)
@@ -220,7 +235,12 @@ class _Attention:
             total.mul_(_reciprocal(row))
 
     def read_backward(
-        self, sums: Sums, dq: Tensor, grad: Tensor, out: Tensor, den: Tensor
+        self,
+        sums: Sums,
+        dq: Tensor,
+        grad: Tensor,
+        out: Tensor,
+        den: Tensor,
     ) -> Sums:
         """Write ∂q, or ∂q̃ if the gradient of the senders is to be added to it; return G, γ and b."""
         by_sums = []
@@ -242,7 +262,11 @@ class _Attention:
         return _added(by_sums)
 
     def pool_backward(
-        self, by_sums: Sums, into: list[Tensor], grad: Tensor, den: Tensor
+        self,
+        by_sums: Sums,
+        into: list[Tensor],
+        grad: Tensor,
+        den: Tensor,
     ) -> None:
         """Write ∂k and ∂v from G, γ and b, or complete the gradient of one tensor in all roles."""
         outer, left, right = by_sums
@@ -265,7 +289,11 @@ class _Attention:
                 total.add_(cut(grad, rows) * inverse)
 
     def _row_gradients(
-        self, grad: Tensor, out: Tensor, den: Tensor, rows: slice = ALL
+        self,
+        grad: Tensor,
+        out: Tensor,
+        den: Tensor,
+        rows: slice = ALL,
     ) -> tuple[Tensor, Tensor]:
         """Return g and h, zero for padding."""
         inverse = self._of_nodes(_reciprocal(cut(den, rows)), rows)
@@ -293,7 +321,10 @@ class _Attention:
 
 
 def _add_through_values(
-    total: Tensor, unit: Tensor, norm: Tensor | None, both: Tensor
+    total: Tensor,
+    unit: Tensor,
+    norm: Tensor | None,
+    both: Tensor,
 ) -> None:
     """Turn ∂x̃ of receivers and γ into ∂x without b, for one tensor in all roles; ``both`` is G + Gᵀ."""
     if norm is None:

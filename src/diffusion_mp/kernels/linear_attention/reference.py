@@ -67,7 +67,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 
 
 def _by_graph(
-    rows: Callable[..., Tensor], ptr: Tensor | None, *inputs: Tensor
+    rows: Callable[..., Tensor],
+    ptr: Tensor | None,
+    *inputs: Tensor,
 ) -> Tensor:
     """Apply a function of features as `heads_first` returns them to every graph of inputs [N, H, F]."""
     if ptr is None:

@@ -288,7 +288,10 @@ def log_linear_entries(
 
 
 def _features(
-    log_q: Tensor, log_k: Tensor, b: Tensor, ptr: Tensor | None
+    log_q: Tensor,
+    log_k: Tensor,
+    b: Tensor,
+    ptr: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Q and K with samples as heads, and the logarithm of the factor by which Q was divided, [N, H, K]."""
     exponents = log_k.unsqueeze(2) + b.unsqueeze(3)
@@ -305,7 +308,11 @@ def _queries(log_q: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _factors(
-    log_q: Tensor, log_k: Tensor, b: Tensor, ptr: Tensor | None, backend: str
+    log_q: Tensor,
+    log_k: Tensor,
+    b: Tensor,
+    ptr: Tensor | None,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """Return q, k, w ≤ 1 and t with exp(log q_ir + log k_jr + b_js) = q_ir k_jr w_js exp(t_is).
 
@@ -370,13 +377,18 @@ def _finite(shift: Tensor) -> Tensor:
 
 
 def _by_samples(
-    run: Callable[..., Any], features: Tensor, *of_samples: Tensor
+    run: Callable[..., Any],
+    features: Tensor,
+    *of_samples: Tensor,
 ) -> list[Any]:
     return _in_parts(run, features.numel(), *of_samples, dim=2)
 
 
 def _in_parts(
-    run: Callable[..., Any], entries: int, *tensors: Tensor, dim: int
+    run: Callable[..., Any],
+    entries: int,
+    *tensors: Tensor,
+    dim: int,
 ) -> list[Any]:
     """Call ``run`` with as many rows of ``entries`` each at a time as :data:`CHUNK` holds, and return its results."""
     # A size that torch traces decides nothing; what a compiled program keeps is for its compiler to choose.
