@@ -293,6 +293,11 @@ def scatter(parts: Sequence[Tensor], runs: Sequence[Rows]) -> Tensor:
     return out[order.argsort()]
 
 
+def nodes_first(x: Tensor) -> Tensor:
+    """Invert :func:`.operation.heads_first`: [N, D], or [H, N, D] → [N, H, D]."""
+    return x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1)
+
+
 class Buffers:
     """Scratch memory by name, valid until the name is used again.
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.segments import ALL, cut, stacks
+from diffusion_mp.kernels.segments import ALL, cut, even, stacks
 from diffusion_mp.runtime.precision import accumulating, scaled_norms
 
 # Entries of one block over all heads, 1 MiB in float32: a block stays in cache, and is small compared to the result.
@@ -153,12 +153,7 @@ class _Attention:
         self.size: Tensor | int = nodes if mask is None else mask.sum(1, keepdim=True)
         # All pairs cost at most twice the steps of the sums, need fewer calls and write less.
         self.few = nodes * (features + channels) <= 4 * features * channels
-        height = max(1, BLOCK // max(1, graphs * max(features, channels)))
-        self.blocks = [ALL]
-        if nodes > height and not self.few:
-            self.blocks = [
-                slice(first, first + height) for first in range(0, nodes, height)
-            ]
+        self.blocks = even(nodes, BLOCK // max(1, graphs * max(features, channels)))
         self._vectors: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def by_pairs(self, out: Tensor, den: Tensor) -> None:

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
 from diffusion_mp.kernels.operation import Backend, heads_first
+from diffusion_mp.kernels.segments import nodes_first
 from diffusion_mp.runtime.precision import accumulating, reciprocal, without_autocast
 from diffusion_mp.runtime.torch_private import differentiated_inside, values_only
 
@@ -359,8 +360,8 @@ def _all_samples(
     # All pairs of few nodes are fewer steps than all pairs of samples and features.
     if 2 * len(q) <= q.size(2) * x.size(2):
         x, q, w, k, v = heads_first(x, q, w, k, v)
-        rows = ((x @ w.mT) * (q @ k.mT)) @ v
-        return rows.unsqueeze(1) if rows.dim() == 2 else rows.transpose(0, 1)
+        weight = (x @ w.mT) * (q @ k.mT)
+        return nodes_first(weight @ v)
     entries = q[:1].numel() * x.size(2)
     pooled = sum(_in_parts(pool, entries, w, k, v, dim=0))
     return torch.cat(_in_parts(read, entries, x, q, dim=0))
