@@ -31,18 +31,28 @@ ON_GPU = 64
 
 
 class Layout(NamedTuple):
-    """Of every row of a stack its row [n H], of every row [n H] its row of the stack, and the mask of every bucket."""
+    """How a chunk is copied to a stack with the heads of a graph next to each other, and back."""
 
-    source: Tensor
-    target: Tensor
-    masks: list[Tensor | None]
+    source: Tensor  # of every row of the stack its row [n H]
+    target: Tensor  # of every row [n H] its row of the stack
+    shapes: list[tuple[int, int]]  # of every bucket: graphs and heads, rows of each
+    masks: list[
+        Tensor | None
+    ]  # [b H, size, 1], one for nodes, zero for padding; ``None``: all are nodes
+
+    def buckets(self, stack: Tensor) -> list[Tensor]:
+        """Return the buckets [b H, size, F] of a stack."""
+        parts = stack.split([number * size for number, size in self.shapes])
+        return [
+            part.view(*shape, stack.size(1))
+            for part, shape in zip(parts, self.shapes, strict=True)
+        ]
 
 
 class Chunk:
-    """Consecutive graphs of a batch, from their row boundaries, stacked in buckets of nearly one size.
+    """Consecutive graphs of a batch, from their row boundaries, in buckets of nearly one size.
 
-    Their rows x[chunk.rows] are [n, H, F]. A bucket is [b H, size, F], with the heads of a graph next to each other.
-    One graph, or graphs of one size with one head, are stacked without a copy.
+    Their rows are x[chunk.rows], [n, H, F]. One graph, or graphs of one size with one head, are stacked without a copy.
     """
 
     def __init__(self, bounds: Tensor) -> None:
@@ -57,59 +67,18 @@ class Chunk:
             zip(sizes.split(lengths), first.split(lengths), strict=True)
         )
         self.shapes = [(len(sizes), int(sizes[0])) for sizes, _ in self._graphs]
-        self._height = sum(graphs * size for graphs, size in self.shapes)
         self._equal = bool(sizes[0] == sizes[-1])
         self._layouts: dict[tuple[int, torch.device], Layout] = {}
 
-    def _in_place(self, heads: int) -> bool:
-        graphs, _ = self.shapes[0]
-        return self._equal and 1 in (graphs, heads)
+    def layout(self, x: Tensor) -> Layout | None:
+        """Return the layout for the heads and the device of x, or ``None`` if rows are in place.
 
-    def masks(self, x: Tensor) -> list[Tensor | None]:
-        """Return the mask of every bucket [b H, size, 1], one for nodes, zero for padding; ``None``: all are nodes."""
-        if self._in_place(x.size(1)):
-            return [None]
-        dtype = wide_dtype(x.dtype)
-        masks = self._layout(x).masks
-        return [None if mask is None else mask.to(dtype) for mask in masks]
-
-    def stack(self, x: Tensor) -> list[Tensor]:
-        """Return the buckets [b H, size, F] of rows [n, H, F]."""
-        if not self._in_place(x.size(1)):
-            x = x.flatten(0, 1).index_select(0, self._layout(x).source)
-        return self.views(x)
-
-    def empty(self, rows: Tensor) -> Tensor:
-        """Return memory for the stacked results of ``rows`` [n, H, D]: ``rows`` itself where they are in place."""
-        _, heads, channels = rows.shape
-        if self._in_place(heads):
-            return rows
-        return rows.new_empty(heads * self._height, channels)
-
-    def views(self, stack: Tensor) -> list[Tensor]:
-        """Return the buckets [b H, size, F] of a stack, which is [n, H, F] where it is in place."""
-        if stack.dim() == 3:
-            by_graph = stack.unflatten(0, self.shapes[0])
-            return [by_graph.transpose(1, 2).flatten(0, 1)]
-        heads = len(stack) // self._height
-        heights = [heads * graphs * size for graphs, size in self.shapes]
-        return [
-            part.view(heads * graphs, size, stack.size(-1))
-            for part, (graphs, size) in zip(
-                stack.split(heights), self.shapes, strict=True
-            )
-        ]
-
-    def unstack(self, stack: Tensor, rows: Tensor) -> None:
-        """Write a stack of results to their rows [n, H, D]; padding is left out."""
-        if stack is not rows:
-            # Not flattened: rows without a column would be copied.
-            flat = rows.view(len(rows) * rows.size(1), rows.size(2))
-            torch.index_select(stack, 0, self._layout(rows).target, out=flat)
-
-    def _layout(self, x: Tensor) -> Layout:
-        """Return the layout for as many heads as x has, on its device; cached, since all layers of a model share it."""
+        Cached, since all layers of a model share it.
+        """
         key = heads, device = x.size(1), x.device
+        graphs, _ = self.shapes[0]
+        if self._equal and 1 in (graphs, heads):
+            return None
         if key in self._layouts:
             return self._layouts[key]
         head = torch.arange(heads, device="cpu").unsqueeze(1)
@@ -132,7 +101,8 @@ class Chunk:
         target = torch.empty_like(position)
         # Nodes only: padding copies a row, and no row has its place there.
         target[source[position]] = position
-        layout = Layout(source.to(device), target.to(device), masks)
+        shapes = [(heads * graphs, size) for graphs, size in self.shapes]
+        layout = Layout(source.to(device), target.to(device), shapes, masks)
         self._layouts[key] = layout
         return layout
 
@@ -159,22 +129,39 @@ def stacks(
     """
     if ptr is None:
         if inputs[0].size(0):
-            views = [[x.transpose(0, 1) for x in rows] for rows in (results, inputs)]
-            yield None, *views
+            yield None, _in_place(results, 1), _in_place(inputs, 1)
         return
     for chunk in chunks(ptr, max(1, rows)):
-        targets = [result[chunk.rows] for result in results]
-        stacked = [chunk.empty(x) for x in targets]
+        targets = [x[chunk.rows] for x in results]
+        sources = [x[chunk.rows] for x in inputs]
+        layout = chunk.layout(inputs[0])
+        if layout is None:
+            ((graphs, _),) = chunk.shapes
+            yield None, _in_place(targets, graphs), _in_place(sources, graphs)
+            continue
+        height = len(layout.source)
+        stacked = [x.new_empty(height, x.size(2)) for x in targets]
+        copies = [x.flatten(0, 1).index_select(0, layout.source) for x in sources]
+        dtype = wide_dtype(inputs[0].dtype)
         buckets = zip(
-            chunk.masks(inputs[0]),
-            zip(*map(chunk.views, stacked), strict=True),
-            zip(*[chunk.stack(x[chunk.rows]) for x in inputs], strict=True),
+            layout.masks,
+            zip(*map(layout.buckets, stacked), strict=True),
+            zip(*map(layout.buckets, copies), strict=True),
             strict=True,
         )
         for mask, written, read in buckets:
-            yield mask, list(written), list(read)
+            yield None if mask is None else mask.to(dtype), [*written], [*read]
         for stack, x in zip(stacked, targets, strict=True):
-            chunk.unstack(stack, x)
+            # Not flattened: rows without a column would be copied.
+            flat = x.view(len(x) * x.size(1), x.size(2))
+            torch.index_select(stack, 0, layout.target, out=flat)
+
+
+def _in_place(rows: Sequence[Tensor], graphs: int) -> list[Tensor]:
+    """Return views [b H, size, F] of the rows of one graph, or of graphs of one size with one head."""
+    if graphs == 1:
+        return [x.transpose(0, 1) for x in rows]
+    return [x.squeeze(1).unflatten(0, (graphs, -1)) for x in rows]
 
 
 def at_once(entries: int, like: Tensor) -> int:
