@@ -5,7 +5,7 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels.operation import Backend, Narrow, empty_like, operation
+from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
 from diffusion_mp.kernels.sparse_flow.reference import (
     EdgeFlow,
@@ -75,7 +75,7 @@ def _potentials_backward(
 )
 def _product(
     features: Features,
-    v: Narrow,
+    v: Wide,
     terms: RowTerms,
     ptr: Tensor | None,
     transpose: bool,
