@@ -195,15 +195,8 @@ def log_linear_pool(
     values = pad(v, (0, 1), value=1.0)
 
     def pool(b: Tensor) -> tuple[Tensor, Tensor]:
-        # A row more, since the maximum over no sender is not defined.
-        exponents = pad(
-            log_k.unsqueeze(2) + b.unsqueeze(3),
-            (0, 0, 0, 0, 0, 0, 0, 1),
-            value=-torch.inf,
-        )
-        shift = exponents.detach().amax(0)
-        key = (exponents[:-1] - _finite(shift)).exp()
-        return torch.einsum("jhsr,jhd->hsrd", key, values), shift
+        key, shift = _keys(log_k, b, None)
+        return torch.einsum("jhsr,jhd->hsrd", key, values), shift.squeeze(0)
 
     with without_autocast(v):
         parts = _by_samples(pool, log_k, col_shift)
@@ -295,10 +288,16 @@ def _features(
     ptr: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Q and K with samples as heads, and the logarithm of the factor by which Q was divided, [N, H, K]."""
+    key, shift = _keys(log_k, b, ptr)
+    query, top = _queries(log_q.unsqueeze(2), shift)
+    return query.flatten(1, 2), key.flatten(1, 2), top
+
+
+def _keys(log_k: Tensor, b: Tensor, ptr: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return K [N, H, K, F] and its shift M, without gradient."""
     exponents = log_k.unsqueeze(2) + b.unsqueeze(3)
     shift = max_rows(exponents.detach(), ptr)
-    query, top = _queries(log_q.unsqueeze(2), shift)
-    return query.flatten(1, 2), (exponents - _finite(shift)).exp().flatten(1, 2), top
+    return (exponents - _finite(shift)).exp(), shift
 
 
 def _queries(log_q: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
