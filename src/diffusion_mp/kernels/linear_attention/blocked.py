@@ -31,6 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
 from diffusion_mp.kernels.segments import ALL, cut, even, stacks
@@ -107,16 +108,22 @@ def _gradients(
     terms: Terms,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and v, or of one tensor in all roles."""
-    of_rows = (grad, out.values, out.den.unsqueeze(2))
-    inputs, _ = accumulating(*roles, *of_rows)
+    k = roles[len(roles) // 2]
+    v = roles[-1]
+    rows = [grad]
+    # Pairs find these in their scores, and copies of them would take as long as a product.
+    if not _few(max(graph_sizes(terms.ptr, len(v)), default=0), k, v):
+        rows += [out.values, out.den.unsqueeze(2)]
+    inputs, _ = accumulating(*roles, *rows)
     gradients = [empty_like(x) for x in inputs[: len(roles)]]
-    rows_at_once = _rows_at_once(roles[len(roles) // 2], roles[-1])
-    for mask, into, views in stacks(terms.ptr, rows_at_once, gradients, inputs):
-        *features, grads, values, den = views
+    for mask, into, views in stacks(terms.ptr, _rows_at_once(k, v), gradients, inputs):
+        features = views[: len(roles)]
+        grads, *of_rows = views[len(roles) :]
         attention = _Attention(features, terms, mask)
         if attention.few:
-            attention.by_pairs_backward(into, grads, values, den)
+            attention.by_pairs_backward(into, grads)
             continue
+        values, den = of_rows
         if terms.ptr is None:
             # Kept by the forward pass.
             sums = Sums.split(out.pooled)
@@ -125,6 +132,13 @@ def _gradients(
         by_sums = attention.read_backward(sums, into[0], grads, values, den)
         attention.pool_backward(by_sums, into, grads, den)
     return tuple(x.to(role.dtype) for x, role in zip(gradients, roles, strict=True))
+
+
+def _few(nodes: int, k: Tensor, v: Tensor) -> bool:
+    """Return whether all pairs cost at most twice the steps of the sums: they need fewer calls and write less."""
+    features = k.size(2)
+    channels = v.size(2)
+    return nodes * (features + channels) <= 4 * features * channels
 
 
 def _rows_at_once(k: Tensor, v: Tensor) -> int:
@@ -147,13 +161,12 @@ class _Attention:
         self.k = roles[len(roles) // 2]
         self.v = roles[-1]
         graphs, nodes, features = self.k.shape
-        channels = self.v.size(2)
         self.terms = terms
         self.mask = mask
         self.size: Tensor | int = nodes if mask is None else mask.sum(1, keepdim=True)
-        # All pairs cost at most twice the steps of the sums, need fewer calls and write less.
-        self.few = nodes * (features + channels) <= 4 * features * channels
-        self.blocks = even(nodes, BLOCK // max(1, graphs * max(features, channels)))
+        self.few = _few(nodes, self.k, self.v)
+        width = graphs * max(features, self.v.size(2))
+        self.blocks = even(nodes, BLOCK // max(1, width))
         self._vectors: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def by_pairs(self, out: Tensor, den: Tensor) -> None:
@@ -161,22 +174,20 @@ class _Attention:
         torch.sum(scores, 2, keepdim=True, out=den)
         torch.bmm(scores.mul_(_reciprocal(den)), self.v, out=out)
 
-    def by_pairs_backward(
-        self,
-        into: list[Tensor],
-        grad: Tensor,
-        out: Tensor,
-        den: Tensor,
-    ) -> None:
+    def by_pairs_backward(self, into: list[Tensor], grad: Tensor) -> None:
         """Write the gradients of q, k and v, or of one tensor in all roles."""
-        grads, inner = self._row_gradients(grad, out, den)
         queries, q_norm = self.vectors(self.q)
         keys, k_norm = self.vectors(self.k)
-        # P and Sᵀ of the formulas at the head of this file.
-        by_scores = torch.baddbmm(inner, grads, self.v.mT)
+        scores = self._scores()
+        # g, P and Sᵀ of the formulas at the head of this file, with h_i = −Σ_j s_ij (g_i·v_j) / d_i.
+        inverse = self._of_nodes(_reciprocal(scores.sum(2, keepdim=True)))
+        grads = grad * inverse
+        by_scores = torch.bmm(grads, self.v.mT)
+        along = (by_scores * scores).sum(2, keepdim=True)
+        by_scores.sub_(along.mul_(inverse))
         if self.mask is not None:
             by_scores.mul_(self.mask.mT)
-        turned = self._scores().mT
+        turned = scores.mT
         if self.alone:
             # Queries are keys, so both gradients go through one product and one norm.
             (total,) = into
