@@ -31,18 +31,28 @@ ON_GPU = 64
 
 
 class Layout(NamedTuple):
-    """Of every row of a stack its row [n H], of every row [n H] its row of the stack, and the mask of every bucket."""
+    """How a chunk is copied to a stack with the heads of a graph next to each other, and back."""
 
-    source: Tensor
-    target: Tensor
-    masks: list[Tensor | None]
+    source: Tensor  # of every row of the stack its row [n H]
+    target: Tensor  # of every row [n H] its row of the stack
+    shapes: list[tuple[int, int]]  # of every bucket: graphs and heads, rows of each
+    masks: list[
+        Tensor | None
+    ]  # [b H, size, 1], one for nodes, zero for padding; ``None``: all are nodes
+
+    def buckets(self, stack: Tensor) -> list[Tensor]:
+        """Return the buckets [b H, size, F] of a stack."""
+        parts = stack.split([number * size for number, size in self.shapes])
+        return [
+            part.view(*shape, stack.size(1))
+            for part, shape in zip(parts, self.shapes, strict=True)
+        ]
 
 
 class Chunk:
-    """Consecutive graphs of a batch, from their row boundaries, stacked in buckets of nearly one size.
+    """Consecutive graphs of a batch, from their row boundaries, in buckets of nearly one size.
 
-    Their rows x[chunk.rows] are [n, H, F]. A bucket is [b H, size, F], with the heads of a graph next to each other.
-    One graph, or graphs of one size with one head, are stacked without a copy.
+    Their rows are x[chunk.rows], [n, H, F]. One graph, or graphs of one size with one head, are stacked without a copy.
     """
 
     def __init__(self, bounds: Tensor) -> None:
@@ -57,58 +67,18 @@ class Chunk:
             zip(sizes.split(lengths), first.split(lengths), strict=True)
         )
         self.shapes = [(len(sizes), int(sizes[0])) for sizes, _ in self._graphs]
-        self._height = sum(graphs * size for graphs, size in self.shapes)
-        self._alone = len(sizes) == 1
         self._equal = bool(sizes[0] == sizes[-1])
         self._layouts: dict[tuple[int, torch.device], Layout] = {}
 
-    def _in_place(self, heads: int) -> bool:
-        return self._alone or (heads == 1 and self._equal)
+    def layout(self, x: Tensor) -> Layout | None:
+        """Return the layout for the heads and the device of x, or ``None`` if rows are in place.
 
-    def masks(self, x: Tensor) -> list[Tensor | None]:
-        """Return the mask of every bucket [b H, size, 1], one for nodes, zero for padding; ``None``: all are nodes."""
-        if self._equal:
-            return [None]
-        dtype = wide_dtype(x.dtype)
-        masks = self._layout(x).masks
-        return [None if mask is None else mask.to(dtype) for mask in masks]
-
-    def stack(self, x: Tensor) -> list[Tensor]:
-        """Return the buckets [b H, size, F] of rows [n, H, F]."""
-        if not self._in_place(x.size(1)):
-            x = x.flatten(0, 1).index_select(0, self._layout(x).source)
-        return self.views(x)
-
-    def empty(self, rows: Tensor) -> Tensor:
-        """Return memory for the stacked results of ``rows`` [n, H, D]: ``rows`` itself where they are in place."""
-        _, heads, channels = rows.shape
-        if self._in_place(heads):
-            return rows
-        return rows.new_empty(heads * self._height, channels)
-
-    def views(self, stack: Tensor) -> list[Tensor]:
-        """Return the buckets [b H, size, F] of a stack, which is [n, H, F] where it is in place."""
-        if self._alone:
-            return [stack.transpose(0, 1)]
-        heads = len(stack) // self._height
-        heights = [heads * graphs * size for graphs, size in self.shapes]
-        return [
-            part.view(heads * graphs, size, stack.size(-1))
-            for part, (graphs, size) in zip(
-                stack.split(heights), self.shapes, strict=True
-            )
-        ]
-
-    def unstack(self, stack: Tensor, rows: Tensor) -> None:
-        """Write a stack of results to their rows [n, H, D]; padding is left out."""
-        if stack is not rows:
-            # Not flattened: rows without a column would be copied.
-            flat = rows.view(len(rows) * rows.size(1), rows.size(2))
-            torch.index_select(stack, 0, self._layout(rows).target, out=flat)
-
-    def _layout(self, x: Tensor) -> Layout:
-        """Return the layout for as many heads as x has, on its device; cached, since all layers of a model share it."""
+        Cached, since all layers of a model share it.
+        """
         key = heads, device = x.size(1), x.device
+        graphs, _ = self.shapes[0]
+        if self._equal and 1 in (graphs, heads):
+            return None
         if key in self._layouts:
             return self._layouts[key]
         head = torch.arange(heads, device="cpu").unsqueeze(1)
@@ -123,7 +93,7 @@ class Chunk:
             sources.append((row * heads + head).flatten())
             nodes = nodes.expand(-1, heads, -1)
             present.append(nodes.flatten())
-            mask = nodes.flatten(0, 1).unsqueeze(2).to(device)
+            mask = nodes.flatten(0, 1).unsqueeze(2).to(device, torch.float32)
             # Most buckets have no padding, and need no product with a mask.
             masks.append(None if bool(nodes.all()) else mask)
         source = torch.cat(sources)
@@ -131,7 +101,8 @@ class Chunk:
         target = torch.empty_like(position)
         # Nodes only: padding copies a row, and no row has its place there.
         target[source[position]] = position
-        layout = Layout(source.to(device), target.to(device), masks)
+        shapes = [(heads * graphs, size) for graphs, size in self.shapes]
+        layout = Layout(source.to(device), target.to(device), shapes, masks)
         self._layouts[key] = layout
         return layout
 
@@ -158,25 +129,39 @@ def stacks(
     """
     if ptr is None:
         if inputs[0].size(0):
-            yield None, _by_head(results), _by_head(inputs)
+            yield None, _in_place(results, 1), _in_place(inputs, 1)
         return
     for chunk in chunks(ptr, max(1, rows)):
-        targets = [result[chunk.rows] for result in results]
-        stacked = [chunk.empty(x) for x in targets]
+        targets = [x[chunk.rows] for x in results]
+        sources = [x[chunk.rows] for x in inputs]
+        layout = chunk.layout(inputs[0])
+        if layout is None:
+            ((graphs, _),) = chunk.shapes
+            yield None, _in_place(targets, graphs), _in_place(sources, graphs)
+            continue
+        height = len(layout.source)
+        stacked = [x.new_empty(height, x.size(2)) for x in targets]
+        copies = [x.flatten(0, 1).index_select(0, layout.source) for x in sources]
+        dtype = wide_dtype(inputs[0].dtype)
         buckets = zip(
-            chunk.masks(inputs[0]),
-            zip(*map(chunk.views, stacked), strict=True),
-            zip(*[chunk.stack(x[chunk.rows]) for x in inputs], strict=True),
+            layout.masks,
+            zip(*map(layout.buckets, stacked), strict=True),
+            zip(*map(layout.buckets, copies), strict=True),
             strict=True,
         )
         for mask, written, read in buckets:
-            yield mask, list(written), list(read)
+            yield None if mask is None else mask.to(dtype), [*written], [*read]
         for stack, x in zip(stacked, targets, strict=True):
-            chunk.unstack(stack, x)
+            # Not flattened: rows without a column would be copied.
+            flat = x.view(len(x) * x.size(1), x.size(2))
+            torch.index_select(stack, 0, layout.target, out=flat)
 
 
-def _by_head(rows: Sequence[Tensor]) -> list[Tensor]:
-    return [x.transpose(0, 1) for x in rows]
+def _in_place(rows: Sequence[Tensor], graphs: int) -> list[Tensor]:
+    """Return views [b H, size, F] of the rows of one graph, or of graphs of one size with one head."""
+    if graphs == 1:
+        return [x.transpose(0, 1) for x in rows]
+    return [x.squeeze(1).unflatten(0, (graphs, -1)) for x in rows]
 
 
 def at_once(entries: int, like: Tensor) -> int:
@@ -202,29 +187,25 @@ def by_stacks(
     rows = at_once(ROWS, like)
     for mask, written, read in stacks(ptr, CHUNK * rows, results, inputs):
         together, size = read[0].shape[:2]
-        most = min(pairs // size**2, rows // size)
-        if together <= most:
-            # Nearly always, for small graphs, whose views take as long as their products.
-            for result, part in zip(written, compute(*read, mask), strict=True):
-                result.copy_(part)
-            continue
-        for some in even(together, most):
-            parts = compute(
-                *(x[some] for x in read), None if mask is None else mask[some]
-            )
-            for result, part in zip(written, parts, strict=True):
-                result[some] = part
+        for some in even(together, min(pairs // size**2, rows // size)):
+            views = (None if x is None else cut(x, some, 0) for x in (*read, mask))
+            for result, part in zip(written, compute(*views), strict=True):
+                cut(result, some, 0).copy_(part)
     return results
 
 
-def cut(x: Tensor, rows: slice) -> Tensor:
-    """Return some rows of a stack, or for :data:`ALL` the stack itself, since a view takes time."""
-    return x if rows is ALL else x[:, rows]
+def cut(x: Tensor, rows: slice, dim: int = 1) -> Tensor:
+    """Return some rows of a stack, or graphs if ``dim`` is 0; for :data:`ALL` the stack itself: a view takes time."""
+    if rows is ALL:
+        return x
+    return x[:, rows] if dim else x[rows]
 
 
 def even(size: int, most: int) -> list[slice]:
-    """Split 0 … size into as few slices of at most ``most`` as possible, all about equal."""
-    count = max(1, math.ceil(size / max(1, most)))
+    """Split 0 … size into as few slices of at most ``most`` as possible, all about equal; one is :data:`ALL`."""
+    if size <= most:
+        return [ALL]
+    count = math.ceil(size / max(1, most))
     return [
         slice(size * part // count, size * (part + 1) // count) for part in range(count)
     ]
@@ -261,22 +242,15 @@ def _bucket_lengths(sizes: list[int]) -> list[int]:
 
 def by_size(ptr: Tensor | None, num_nodes: int, device: torch.device) -> Iterator[Rows]:
     """Yield the rows of all graphs of one size: a slice for one graph, else indices [b, size]; at most √(2N) times."""
-    if ptr is None:
-        if num_nodes:
-            yield slice(0, num_nodes)
-        return
-    # In any order: every row is written once, wherever its graph stands.
-    sizes = ptr.diff()
-    order = torch.argsort(sizes, stable=True)
-    distinct, counts = torch.unique_consecutive(sizes[order], return_counts=True)
-    for size, members in zip(
-        distinct.tolist(), order.split(counts.tolist()), strict=True
-    ):
-        first = ptr[members]
-        if size and len(members) == 1:
-            yield slice(int(first), int(first) + size)
+    firsts: dict[int, list[int]] = {}
+    for rows in slices(ptr, num_nodes):
+        firsts.setdefault(rows.stop - rows.start, []).append(rows.start)
+    for size, first in firsts.items():
+        if size and len(first) == 1:
+            yield slice(first[0], first[0] + size)
         elif size:
-            yield (first[:, None] + torch.arange(size, device="cpu")).to(device)
+            within = torch.arange(size, device="cpu")
+            yield (torch.tensor(first, device="cpu")[:, None] + within).to(device)
 
 
 def slices(ptr: Tensor | None, num_nodes: int) -> list[slice]:
@@ -294,6 +268,21 @@ def gather(x: Tensor, rows: Rows) -> Tensor:
     """[N, H, F] → [b, H, size, F], the layout of batched matrix products."""
     stacked = x[rows].unsqueeze(0) if isinstance(rows, slice) else x[rows]
     return stacked.transpose(1, 2)
+
+
+def scatter(parts: Sequence[Tensor], runs: Sequence[Rows]) -> Tensor:
+    """Invert :func:`gather`: [b, H, size, F] of all graphs, by size, → [N, H, F]."""
+    out = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
+    if len(runs) == 1 and isinstance(runs[0], slice):
+        return out
+    node = torch.arange(len(out), device=out.device)
+    order = torch.cat([node[rows].flatten() for rows in runs])
+    return out[order.argsort()]
+
+
+def nodes_first(x: Tensor) -> Tensor:
+    """Invert :func:`.operation.heads_first`: [N, D], or [H, N, D] → [N, H, D]."""
+    return x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1)
 
 
 class Buffers:

@@ -28,16 +28,12 @@ __all__ = ["Terms", "linear_attention", "linear_pool", "linear_product", "linear
 on_gpu = partial(gpu.kernel, "diffusion_mp.kernels.linear_attention.triton")
 
 
-def _few_in_product(q: Tensor, k: Tensor, v: Tensor, ptr: Tensor | None) -> bool:
-    # The formula of a batch runs graph by graph, in many calls.
-    return ptr is None and few_numbers(q, k, v)
-
-
 @operation(
     "linear_product",
     formula=reference.linear_product,
     cpu=blocked.linear_product,
-    small=_few_in_product,
+    # The formula of a batch runs graph by graph, in many calls.
+    small=lambda q, k, v, ptr: ptr is None and few_numbers(q, k, v),
     dtype="v",
 )
 def trilinear(q: Wide, k: Wide, v: Wide, ptr: Tensor | None) -> Tensor:
@@ -94,16 +90,12 @@ def linear_product(
     return trilinear(q, k, v, ptr, backend=backend)
 
 
-def _few_in_rows(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> bool:
-    return terms.ptr is None and few_numbers(q, k, v)
-
-
 @operation(
     "linear_attention",
     formula=reference.attention,
     cpu=blocked.forward,
     triton=on_gpu("forward"),
-    small=_few_in_rows,
+    small=lambda q, k, v, terms: terms.ptr is None and few_numbers(q, k, v),
     dtype="v",
 )
 def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
@@ -127,13 +119,21 @@ def linear_rows(q: Narrow, k: Narrow, v: Narrow, terms: Terms) -> LinearRows:
     triton=on_gpu("backward"),
 )
 def _backward(
-    grad_values: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
+    grad_values: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: LinearRows,
+    terms: Terms,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(q, k, v)
 
 
 def _formula_of_one(
-    grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms
+    grad_values: Tensor,
+    x: Tensor,
+    out: LinearRows,
+    terms: Terms,
 ) -> Tensor:
     # The gradients of one tensor in three roles add up.
     return sum(_backward.formula(grad_values, x, x, x, out, terms))
@@ -146,7 +146,10 @@ def _formula_of_one(
     cpu=blocked.backward_of_one,
 )
 def _backward_of_one(
-    grad_values: Tensor, x: Tensor, out: LinearRows, terms: Terms
+    grad_values: Tensor,
+    x: Tensor,
+    out: LinearRows,
+    terms: Terms,
 ) -> Tensor:
     """Return the gradient of one tensor that serves as queries, keys and values."""
     return empty_like(x)
@@ -221,7 +224,9 @@ def linear_attention(
 
 
 def linear_pool(
-    k: Float[Tensor, "N H F"], v: Float[Tensor, "N H D"], terms: Terms
+    k: Float[Tensor, "N H F"],
+    v: Float[Tensor, "N H D"],
+    terms: Terms,
 ) -> Float[Tensor, "H G E"]:
     """Return the sums over senders that :func:`linear_read` needs, [[Σ_j k_j v_jᵀ, Σ_j k_j], [Σ_j v_j, n]].
 

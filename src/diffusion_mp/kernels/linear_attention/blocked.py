@@ -31,10 +31,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.kernels.linear_attention.reference import LinearRows, Terms
 from diffusion_mp.kernels.operation import empty_like
-from diffusion_mp.kernels.segments import ALL, cut, stacks
-from diffusion_mp.runtime.precision import scaled_norms, wide_dtype
+from diffusion_mp.kernels.segments import ALL, cut, even, stacks
+from diffusion_mp.runtime.precision import accumulating, scaled_norms
 
 # Entries of one block over all heads, 1 MiB in float32: a block stays in cache, and is small compared to the result.
 BLOCK = 1 << 18
@@ -62,16 +63,15 @@ class Sums(NamedTuple):
 
 def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
     """Compute every graph of a batch by its pairs, or by pooling and reading."""
-    values = empty_like(v)
-    wide = wide_dtype(v.dtype)
-    den = v.new_empty(*v.shape[:2], 1, dtype=wide)
+    roles, dtype = accumulating(*([v] if q is k is v else [q, k, v]))
+    values = empty_like(roles[-1])
+    den = values.new_empty(*v.shape[:2], 1)
     # The sums of many small graphs may be larger than their nodes, so the sums of a batch are not kept.
     graphs = v.size(1) if terms.ptr is None else 0
     pooled = den.new_zeros(graphs, k.size(2) + 1, v.size(2) + 1)
-    inputs = [v] if q is k is v else [q, k, v]
     rows_at_once = _rows_at_once(k, v)
     for mask, (out, row), views in stacks(
-        terms.ptr, rows_at_once, (values, den), inputs
+        terms.ptr, rows_at_once, (values, den), roles
     ):
         attention = _Attention(views, terms, mask)
         # No sums: a small graph needs fewer steps for its pairs.
@@ -82,40 +82,48 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
         attention.read(sums, out, row)
         if terms.ptr is None:
             pooled = sums.state(v.size(0))
-    return LinearRows(values, den.squeeze(2), pooled)
+    return LinearRows(values.to(dtype), den.squeeze(2), pooled)
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
-) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = gradients = empty_like(q, k, v)
-    _write_gradients(gradients, [q, k, v], grad, out, terms)
-    return dq, dk, dv
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: LinearRows,
+    terms: Terms,
+) -> tuple[Tensor, ...]:
+    return _gradients([q, k, v], grad, out, terms)
 
 
 def backward_of_one(grad: Tensor, x: Tensor, out: LinearRows, terms: Terms) -> Tensor:
-    # The gradients of all roles are added up with at least the precision of float32.
-    total = x.new_empty(x.shape, dtype=wide_dtype(x.dtype))
-    _write_gradients([total], [x], grad, out, terms)
-    return total.to(x.dtype)
+    (total,) = _gradients([x], grad, out, terms)
+    return total
 
 
-def _write_gradients(
-    gradients: Sequence[Tensor],
+def _gradients(
     roles: list[Tensor],
     grad: Tensor,
     out: LinearRows,
     terms: Terms,
-) -> None:
-    """Write the gradients of q, k and v, or of one tensor in all roles."""
-    inputs = [*roles, grad, out.values, out.den.unsqueeze(2)]
-    rows_at_once = _rows_at_once(roles[len(roles) // 2], roles[-1])
-    for mask, into, views in stacks(terms.ptr, rows_at_once, gradients, inputs):
-        *features, grads, values, den = views
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k and v, or of one tensor in all roles."""
+    k = roles[len(roles) // 2]
+    v = roles[-1]
+    rows = [grad]
+    # Pairs find these in their scores, and copies of them would take as long as a product.
+    if not _few(max(graph_sizes(terms.ptr, len(v)), default=0), k, v):
+        rows += [out.values, out.den.unsqueeze(2)]
+    inputs, _ = accumulating(*roles, *rows)
+    gradients = [empty_like(x) for x in inputs[: len(roles)]]
+    for mask, into, views in stacks(terms.ptr, _rows_at_once(k, v), gradients, inputs):
+        features = views[: len(roles)]
+        grads, *of_rows = views[len(roles) :]
         attention = _Attention(features, terms, mask)
         if attention.few:
-            attention.by_pairs_backward(into, grads, values, den)
+            attention.by_pairs_backward(into, grads)
             continue
+        values, den = of_rows
         if terms.ptr is None:
             # Kept by the forward pass.
             sums = Sums.split(out.pooled)
@@ -123,6 +131,14 @@ def _write_gradients(
             sums = attention.pool()
         by_sums = attention.read_backward(sums, into[0], grads, values, den)
         attention.pool_backward(by_sums, into, grads, den)
+    return tuple(x.to(role.dtype) for x, role in zip(gradients, roles, strict=True))
+
+
+def _few(nodes: int, k: Tensor, v: Tensor) -> bool:
+    """Return whether all pairs cost at most twice the steps of the sums: they need fewer calls and write less."""
+    features = k.size(2)
+    channels = v.size(2)
+    return nodes * (features + channels) <= 4 * features * channels
 
 
 def _rows_at_once(k: Tensor, v: Tensor) -> int:
@@ -134,7 +150,10 @@ class _Attention:
     """Rows of graphs of nearly one size [b, n, F], a block at a time; ``mask`` [b, n, 1] is one for nodes."""
 
     def __init__(
-        self, roles: Sequence[Tensor], terms: Terms, mask: Tensor | None
+        self,
+        roles: Sequence[Tensor],
+        terms: Terms,
+        mask: Tensor | None,
     ) -> None:
         # One tensor has all roles, or there are three.
         self.alone = len(roles) == 1
@@ -142,52 +161,46 @@ class _Attention:
         self.k = roles[len(roles) // 2]
         self.v = roles[-1]
         graphs, nodes, features = self.k.shape
-        channels = self.v.size(2)
         self.terms = terms
         self.mask = mask
-        self.dtype = wide_dtype(self.v.dtype)
         self.size: Tensor | int = nodes if mask is None else mask.sum(1, keepdim=True)
-        # All pairs cost at most twice the steps of the sums, need fewer calls and write less.
-        self.few = nodes * (features + channels) <= 4 * features * channels
-        height = max(1, BLOCK // max(1, graphs * max(features, channels)))
-        self.blocks = [ALL]
-        if nodes > height and not self.few:
-            self.blocks = [
-                slice(first, first + height) for first in range(0, nodes, height)
-            ]
+        self.few = _few(nodes, self.k, self.v)
+        width = graphs * max(features, self.v.size(2))
+        self.blocks = even(nodes, BLOCK // max(1, width))
         self._vectors: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     def by_pairs(self, out: Tensor, den: Tensor) -> None:
         scores = self._scores()
         torch.sum(scores, 2, keepdim=True, out=den)
-        out.copy_(scores.mul_(_reciprocal(den)).bmm(self._load(self.v)))
+        torch.bmm(scores.mul_(_reciprocal(den)), self.v, out=out)
 
-    def by_pairs_backward(
-        self, into: list[Tensor], grad: Tensor, out: Tensor, den: Tensor
-    ) -> None:
+    def by_pairs_backward(self, into: list[Tensor], grad: Tensor) -> None:
         """Write the gradients of q, k and v, or of one tensor in all roles."""
-        grads, inner = self._row_gradients(grad, out, den)
-        queries, _ = self.vectors(self.q)
-        keys, _ = self.vectors(self.k)
-        # P and Sᵀg of the formulas at the head of this file.
-        by_scores = torch.baddbmm(inner, grads, self._load(self.v).mT)
+        queries, q_norm = self.vectors(self.q)
+        keys, k_norm = self.vectors(self.k)
+        scores = self._scores()
+        # g, P and Sᵀ of the formulas at the head of this file, with h_i = −Σ_j s_ij (g_i·v_j) / d_i.
+        inverse = self._of_nodes(_reciprocal(scores.sum(2, keepdim=True)))
+        grads = grad * inverse
+        by_scores = torch.bmm(grads, self.v.mT)
+        along = (by_scores * scores).sum(2, keepdim=True)
+        by_scores.sub_(along.mul_(inverse))
         if self.mask is not None:
             by_scores.mul_(self.mask.mT)
-        by_values = self._scores().mT.bmm(grads)
+        turned = scores.mT
         if self.alone:
             # Queries are keys, so both gradients go through one product and one norm.
-            by_queries = (by_scores + by_scores.mT).bmm(keys)
-            _through_norm(by_queries, *self.vectors(self.q))
-            torch.add(by_queries, by_values, out=into[0])
+            (total,) = into
+            torch.bmm(by_scores + by_scores.mT, keys, out=total)
+            _through_norm(total, keys, k_norm)
+            total.baddbmm_(turned, grads)
             return
-        by_queries = by_scores.bmm(keys)
-        by_keys = by_scores.mT.bmm(queries)
-        _through_norm(by_queries, *self.vectors(self.q))
-        _through_norm(by_keys, *self.vectors(self.k))
-        for result, gradient in zip(
-            into, (by_queries, by_keys, by_values), strict=True
-        ):
-            result.copy_(gradient)
+        dq, dk, dv = into
+        torch.bmm(by_scores, keys, out=dq)
+        torch.bmm(by_scores.mT, queries, out=dk)
+        torch.bmm(turned, grads, out=dv)
+        _through_norm(dq, queries, q_norm)
+        _through_norm(dk, keys, k_norm)
 
     def _scores(self) -> Tensor:
         queries, _ = self.vectors(self.q)
@@ -209,7 +222,7 @@ class _Attention:
         sums = []
         for rows in self.blocks:
             keys = self._of_nodes(self.vectors(self.k, rows)[0], rows)
-            values = self._load(self.v, rows)
+            values = cut(self.v, rows)
             # Keys of padding are zero, which removes it from the other two sums; this one has no keys.
             right = self._of_nodes(values, rows).sum(1, keepdim=True)
             sums.append(Sums(_contract(keys, values), keys.sum(1, keepdim=True), right))
@@ -220,17 +233,20 @@ class _Attention:
         bias = self.terms.constant * sums.right
         for rows in self.blocks:
             queries, _ = self.vectors(self.q, rows)
-            # Written to the result at once: the backward pass divides by it.
             row = torch.bmm(queries, sums.left.mT, out=cut(den, rows))
             row.add_(self.terms.constant * self.size + own)
-            total = self._load(out, rows)
-            torch.baddbmm(bias, queries, sums.outer, out=total)
+            total = torch.baddbmm(bias, queries, sums.outer, out=cut(out, rows))
             if self.terms.own:
-                total.add_(self._load(self.v, rows) * own)
-            cut(out, rows).copy_(total.mul_(_reciprocal(row)))
+                total.add_(cut(self.v, rows) * own)
+            total.mul_(_reciprocal(row))
 
     def read_backward(
-        self, sums: Sums, dq: Tensor, grad: Tensor, out: Tensor, den: Tensor
+        self,
+        sums: Sums,
+        dq: Tensor,
+        grad: Tensor,
+        out: Tensor,
+        den: Tensor,
     ) -> Sums:
         """Write ∂q, or ∂q̃ if the gradient of the senders is to be added to it; return G, γ and b."""
         by_sums = []
@@ -244,80 +260,77 @@ class _Attention:
                     grads.sum(1, keepdim=True).mul_(self.terms.constant),
                 )
             )
-            by_queries = self._load(dq, rows)
-            torch.bmm(grads, sums.outer.mT, out=by_queries)
+            by_queries = torch.bmm(grads, sums.outer.mT, out=cut(dq, rows))
             # With several heads a product of matrices is faster than a product of rows.
             by_queries.baddbmm_(inner, sums.left)
             if not self.alone:
                 _through_norm(by_queries, queries, norm)
-                cut(dq, rows).copy_(by_queries)
         return _added(by_sums)
 
     def pool_backward(
-        self, by_sums: Sums, into: list[Tensor], grad: Tensor, den: Tensor
+        self,
+        by_sums: Sums,
+        into: list[Tensor],
+        grad: Tensor,
+        den: Tensor,
     ) -> None:
         """Write ∂k and ∂v from G, γ and b, or complete the gradient of one tensor in all roles."""
         outer, left, right = by_sums
         for rows in self.blocks:
             keys, norm = self.vectors(self.k, rows)
+            total = cut(into[-1], rows)
             if self.alone:
                 # ``read_backward`` has left the gradient of the receivers there.
-                total = cut(into[0], rows).add_(left)
+                total.add_(left)
                 _add_through_values(total, keys, norm, outer + outer.mT)
                 total.add_(right)
             else:
-                by_keys = self._load(into[1], rows)
-                values = self._load(self.v, rows)
-                torch.baddbmm(left, values, outer.mT, out=by_keys)
+                by_keys = cut(into[1], rows)
+                torch.baddbmm(left, cut(self.v, rows), outer.mT, out=by_keys)
                 _through_norm(by_keys, keys, norm)
-                cut(into[1], rows).copy_(by_keys)
-                total = self._load(into[2], rows)
                 torch.baddbmm(right, keys, outer, out=total)
             if self.terms.own:
                 # The term of a node with itself, which no sum over senders holds.
                 inverse = _reciprocal(cut(den, rows)) * (self.terms.own * self.size)
-                total.add_(self._load(grad, rows) * inverse)
-            cut(into[-1], rows).copy_(total)
+                total.add_(cut(grad, rows) * inverse)
 
     def _row_gradients(
-        self, grad: Tensor, out: Tensor, den: Tensor, rows: slice = ALL
+        self,
+        grad: Tensor,
+        out: Tensor,
+        den: Tensor,
+        rows: slice = ALL,
     ) -> tuple[Tensor, Tensor]:
         """Return g and h, zero for padding."""
         inverse = self._of_nodes(_reciprocal(cut(den, rows)), rows)
-        grads = self._load(grad, rows) * inverse
+        grads = cut(grad, rows) * inverse
         # The derivative of the denominator, by the result itself: no score is needed for it.
-        inner = (grads * self._load(out, rows)).sum(2, keepdim=True).neg_()
+        inner = (grads * cut(out, rows)).sum(2, keepdim=True).neg_()
         return grads, inner
 
     def vectors(self, x: Tensor, rows: slice = ALL) -> tuple[Tensor, Tensor | None]:
         """Return x̃ and ‖x‖, or x unchanged and ``None``. For a single block both are kept."""
+        if not self.terms.unit:
+            return cut(x, rows), None
         if rows is ALL and id(x) in self._vectors:
             return self._vectors[id(x)]
-        vectors = self._load(x, rows)
-        norm = None
-        if self.terms.unit:
-            vectors, norm, power = scaled_norms(vectors)
-            # A quotient, so that scores which cancel sum to zero: a product with 1/‖x‖ would be rounded twice.
-            vectors = vectors / norm
-            norm = norm if power is None else norm / power
+        vectors, norm, power = scaled_norms(cut(x, rows))
+        # A quotient, so that scores which cancel sum to zero: a product with 1/‖x‖ would be rounded twice.
+        vectors = vectors / norm
+        norm = norm if power is None else norm / power
         if rows is ALL:
             self._vectors[id(x)] = vectors, norm
         return vectors, norm
-
-    def _load(self, x: Tensor, rows: slice = ALL) -> Tensor:
-        """Return rows of an input or a result, as a copy if they are in half precision.
-
-        Products are written to the result itself where that is possible, since a pass over memory takes as long as a
-        step of arithmetic, and longer between layouts with and without heads first. Then ``copy_`` does nothing.
-        """
-        return cut(x, rows).to(self.dtype)
 
     def _of_nodes(self, x: Tensor, rows: slice = ALL) -> Tensor:
         return x if self.mask is None else x * cut(self.mask, rows)
 
 
 def _add_through_values(
-    total: Tensor, unit: Tensor, norm: Tensor | None, both: Tensor
+    total: Tensor,
+    unit: Tensor,
+    norm: Tensor | None,
+    both: Tensor,
 ) -> None:
     """Turn ∂x̃ of receivers and γ into ∂x without b, for one tensor in all roles; ``both`` is G + Gᵀ."""
     if norm is None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diffusion_mp.kernels.operation import heads_first
-from diffusion_mp.kernels.segments import slices
+from diffusion_mp.kernels.segments import nodes_first, slices
 from diffusion_mp.runtime.precision import LEAST, lies_in, quotient, unit_vectors
 
 
@@ -67,14 +67,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 
 
 def _by_graph(
-    rows: Callable[..., Tensor], ptr: Tensor | None, *inputs: Tensor
+    rows: Callable[..., Tensor],
+    ptr: Tensor | None,
+    *inputs: Tensor,
 ) -> Tensor:
     """Apply a function of features as `heads_first` returns them to every graph of inputs [N, H, F]."""
     if ptr is None:
-        out = rows(*heads_first(*inputs))
-        return (
-            out.unsqueeze(1) if out.dim() == 2 else out.transpose(0, 1)
-        ).contiguous()
+        return nodes_first(rows(*heads_first(*inputs))).contiguous()
     parts = [
         _by_graph(rows, None, *(x[graph] for x in inputs))
         for graph in slices(ptr, inputs[0].size(0))

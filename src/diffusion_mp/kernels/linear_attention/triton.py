@@ -427,7 +427,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> LinearRows:
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: LinearRows, terms: Terms
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: LinearRows,
+    terms: Terms,
 ) -> tuple[Tensor, ...]:
     grad, q, k, v, values, den = contiguous(grad, q, k, v, out.values, out.den)
     dq, dk, dv = empty_like(q, k, v)

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
 from diffusion_mp.kernels.operation import Backend, heads_first
+from diffusion_mp.kernels.segments import nodes_first
 from diffusion_mp.runtime.precision import accumulating, reciprocal, without_autocast
 from diffusion_mp.runtime.torch_private import differentiated_inside, values_only
 
@@ -88,29 +89,25 @@ def log_linear_product(
     """
     (log_q, log_k, col_shift, values), dtype = accumulating(log_q, log_k, col_shift, v)
 
-    def normalised(log_q: Tensor, log_k: Tensor, v: Tensor, b: Tensor) -> Tensor:
-        query, key, _ = _features(log_q, log_k, b, ptr)
-        rows = linear_attention(query, key, _by_sample(v, b), ptr, backend=backend)
-        return rows.unflatten(1, b.shape[1:]).sum(2)
-
-    def weighted(
-        log_q: Tensor, log_k: Tensor, v: Tensor, b: Tensor, a: Tensor
-    ) -> Tensor:
+    def some_samples(b: Tensor, a: Tensor | None = None) -> Tensor:
         query, key, top = _features(log_q, log_k, b, ptr)
-        rows = linear_product(query, key, _by_sample(v, b), ptr, backend=backend)
-        weight = (a + top).exp().unsqueeze(3)
-        return (weight * rows.unflatten(1, b.shape[1:])).sum(2)
+        by_sample = values.unsqueeze(2).expand(-1, -1, b.size(2), -1).flatten(1, 2)
+        product = linear_attention if a is None else linear_product
+        rows = product(query, key, by_sample, ptr, backend=backend)
+        rows = rows.unflatten(1, b.shape[1:])
+        if a is not None:
+            rows = (a + top).exp().unsqueeze(3) * rows
+        return rows.sum(2)
 
     with without_autocast(values):
         shifts = [col_shift]
         if row_shift is not None:
             shifts.append(row_shift.to(log_q.dtype))
-        if backend == "auto" and _near(log_k, col_shift, ptr):
-            total = _all_samples(log_q, log_k, values, ptr, *shifts)
+        factors = _factors(log_q, log_k, col_shift, ptr, backend)
+        if factors is None:
+            total = sum(_by_samples(some_samples, log_q, *shifts))
         else:
-            rows = normalised if row_shift is None else weighted
-            run = partial(rows, log_q, log_k, values)
-            total = sum(_by_samples(run, log_q, *shifts))
+            total = _all_samples(*factors, values, ptr, *shifts[1:])
         if row_shift is None:
             # The mean over all samples, which the parts hold in sums.
             total = total / col_shift.size(2)
@@ -149,7 +146,7 @@ def log_linear_logsumexp(
     """
     (log_q, log_k, col_shift), _ = accumulating(log_q, log_k, col_shift)
 
-    def log_sum(log_q: Tensor, log_k: Tensor, b: Tensor) -> Tensor:
+    def log_sum(b: Tensor) -> Tensor:
         query, key, top = _features(log_q, log_k, b, ptr)
         # A row's sum is its product with ones.
         one = torch.ones_like(key[:, :, :1])
@@ -157,11 +154,11 @@ def log_linear_logsumexp(
         return count.view_as(top).log() + top
 
     with without_autocast(log_q):
-        if backend == "auto" and _near(log_k, col_shift, ptr):
-            query, key, weight, top = _factors(log_q, log_k, col_shift, ptr)
+        factors = _factors(log_q, log_k, col_shift, ptr, backend)
+        if factors is not None:
+            query, key, weight, top = factors
             return linear_product(query, key, weight, ptr).log() + top
-        parts = _by_samples(partial(log_sum, log_q, log_k), log_q, col_shift)
-        return torch.cat(parts, dim=2)
+        return torch.cat(_by_samples(log_sum, log_q, col_shift), dim=2)
 
 
 def log_linear_pool(
@@ -197,19 +194,12 @@ def log_linear_pool(
     # A channel of ones, whose sums normalise the rows.
     values = pad(v, (0, 1), value=1.0)
 
-    def pool(log_k: Tensor, values: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        # A row more, since the maximum over no sender is not defined.
-        exponents = pad(
-            log_k.unsqueeze(2) + b.unsqueeze(3),
-            (0, 0, 0, 0, 0, 0, 0, 1),
-            value=-torch.inf,
-        )
-        shift = exponents.detach().amax(0)
-        key = (exponents[:-1] - _finite(shift)).exp()
-        return torch.einsum("jhsr,jhd->hsrd", key, values), shift
+    def pool(b: Tensor) -> tuple[Tensor, Tensor]:
+        key, shift = _keys(log_k, b, None)
+        return torch.einsum("jhsr,jhd->hsrd", key, values), shift.squeeze(0)
 
     with without_autocast(v):
-        parts = _by_samples(partial(pool, log_k, values), log_k, col_shift)
+        parts = _by_samples(pool, log_k, col_shift)
     sums, shifts = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
     return sums, shifts.double().unsqueeze(3)
 
@@ -292,13 +282,22 @@ def log_linear_entries(
 
 
 def _features(
-    log_q: Tensor, log_k: Tensor, b: Tensor, ptr: Tensor | None
+    log_q: Tensor,
+    log_k: Tensor,
+    b: Tensor,
+    ptr: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return Q and K with samples as heads, and the logarithm of the factor by which Q was divided, [N, H, K]."""
+    key, shift = _keys(log_k, b, ptr)
+    query, top = _queries(log_q.unsqueeze(2), shift)
+    return query.flatten(1, 2), key.flatten(1, 2), top
+
+
+def _keys(log_k: Tensor, b: Tensor, ptr: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return K [N, H, K, F] and its shift M, without gradient."""
     exponents = log_k.unsqueeze(2) + b.unsqueeze(3)
     shift = max_rows(exponents.detach(), ptr)
-    query, top = _queries(log_q.unsqueeze(2), shift)
-    return query.flatten(1, 2), (exponents - _finite(shift)).exp().flatten(1, 2), top
+    return (exponents - _finite(shift)).exp(), shift
 
 
 def _queries(log_q: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
@@ -308,38 +307,42 @@ def _queries(log_q: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     return (exponents - top.unsqueeze(-1)).exp(), top
 
 
-def _near(log_k: Tensor, b: Tensor, ptr: Tensor | None) -> bool:
-    """Return whether every sample and feature has some w_js k_jr of at least exp(−SLACK): one sender has them all."""
-    # A GPU has a kernel for samples as heads.
-    if b.size(2) == 1 or not (log_k.is_cpu and values_only()):
-        return False
-    log_k = log_k.detach()
-    b = b.detach()
-    least = (log_k - _finite(max_rows(log_k, ptr))).amin(2, keepdim=True)
-    found = max_rows(least + b - _finite(max_rows(b, ptr)), ptr)
-    return not bool((found < -SLACK).any())
-
-
 def _factors(
-    log_q: Tensor, log_k: Tensor, b: Tensor, ptr: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, w ≤ 1 and t with exp(log q_ir + log k_jr + b_js) = q_ir k_jr w_js exp(t_is)."""
+    log_q: Tensor,
+    log_k: Tensor,
+    b: Tensor,
+    ptr: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Return q, k, w ≤ 1 and t with exp(log q_ir + log k_jr + b_js) = q_ir k_jr w_js exp(t_is).
+
+    ``None`` if some sample and feature has no w_js k_jr of at least exp(−SLACK).
+    """
+    # A GPU has a kernel for samples as heads.
+    if b.size(2) == 1 or backend != "auto" or not (log_k.is_cpu and values_only()):
+        return None
     most = max_rows(log_k.detach(), ptr)
     heaviest = _finite(max_rows(b.detach(), ptr))
+    log_key = log_k - _finite(most)
+    log_weight = b - heaviest
+    # One sender that has all features is enough.
+    least = log_key.detach().amin(2, keepdim=True) + log_weight.detach()
+    if bool((max_rows(least, ptr) < -SLACK).any()):
+        return None
     query, top = _queries(log_q, most)
-    key = (log_k - _finite(most)).exp()
-    return query, key, (b - heaviest).exp(), top.unsqueeze(2) + heaviest
+    return query, log_key.exp(), log_weight.exp(), top.unsqueeze(2) + heaviest
 
 
 def _all_samples(
-    log_q: Tensor,
-    log_k: Tensor,
+    q: Tensor,
+    k: Tensor,
+    w: Tensor,
+    top: Tensor,
     v: Tensor,
     ptr: Tensor | None,
-    b: Tensor,
     a: Tensor | None = None,
 ) -> Tensor:
-    q, k, w, top = _factors(log_q, log_k, b, ptr)
+    """Return the sum over all samples from the factors of :func:`_factors`."""
     x = reciprocal(linear_product(q, k, w, ptr)) if a is None else (a + top).exp()
 
     def some_samples(x: Tensor, w: Tensor) -> Tensor:
@@ -356,8 +359,8 @@ def _all_samples(
     # All pairs of few nodes are fewer steps than all pairs of samples and features.
     if 2 * len(q) <= q.size(2) * x.size(2):
         x, q, w, k, v = heads_first(x, q, w, k, v)
-        rows = ((x @ w.mT) * (q @ k.mT)) @ v
-        return rows.unsqueeze(1) if rows.dim() == 2 else rows.transpose(0, 1)
+        weight = (x @ w.mT) * (q @ k.mT)
+        return nodes_first(weight @ v)
     entries = q[:1].numel() * x.size(2)
     pooled = sum(_in_parts(pool, entries, w, k, v, dim=0))
     return torch.cat(_in_parts(read, entries, x, q, dim=0))
@@ -368,36 +371,32 @@ def _outer(weights: Tensor, features: Tensor) -> Tensor:
     return (weights.unsqueeze(3) * features.unsqueeze(2)).flatten(2)
 
 
-def _by_sample(v: Tensor, b: Tensor) -> Tensor:
-    return v.unsqueeze(2).expand(-1, -1, b.size(2), -1).flatten(1, 2)
-
-
 def _finite(shift: Tensor) -> Tensor:
     """Replace −∞ by zero, since −∞ − (−∞) is NaN."""
     return shift.masked_fill(shift.isneginf(), 0.0)
 
 
 def _by_samples(
-    run: Callable[..., Any], features: Tensor, *of_samples: Tensor
+    run: Callable[..., Any],
+    features: Tensor,
+    *of_samples: Tensor,
 ) -> list[Any]:
     return _in_parts(run, features.numel(), *of_samples, dim=2)
 
 
 def _in_parts(
-    run: Callable[..., Any], entries: int, *tensors: Tensor, dim: int
+    run: Callable[..., Any],
+    entries: int,
+    *tensors: Tensor,
+    dim: int,
 ) -> list[Any]:
     """Call ``run`` with as many rows of ``entries`` each at a time as :data:`CHUNK` holds, and return its results."""
     # A size that torch traces decides nothing; what a compiled program keeps is for its compiler to choose.
     if torch.compiler.is_compiling() or entries * tensors[0].size(dim) <= CHUNK:
         return [run(*tensors)]
+    # The results of a part are computed again in the backward pass, so that memory does not grow with the parts. The
+    # transforms of torch.func take no checkpoint.
+    if torch.is_grad_enabled() and not differentiated_inside():
+        run = partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
     parts = [x.split(max(1, CHUNK // entries), dim=dim) for x in tensors]
-    again = _again_in_backward(run)
-    return [again(*part) for part in zip(*parts, strict=True)]
-
-
-def _again_in_backward(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``run`` with a backward pass that computes it again, so that memory does not grow with the calls."""
-    # The transforms of torch.func take no checkpoint.
-    if differentiated_inside() or not torch.is_grad_enabled():
-        return run
-    return partial(checkpoint, run, use_reentrant=False, preserve_rng_state=False)
+    return [run(*part) for part in zip(*parts, strict=True)]

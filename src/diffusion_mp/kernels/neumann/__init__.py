@@ -31,17 +31,12 @@ __all__ = ["Boundary", "neighbours", "neumann_function", "neumann_product"]
 declare = partial(operation, family="neumann", dtype="v")
 
 
-def _fused_by_compile(
-    v: Tensor, alpha: Tensor, stencil: Stencil, transpose: bool
-) -> bool:
-    return torch.compiler.is_compiling() and few_numbers(v, alpha)
-
-
 @declare(
     "neumann_product",
     formula=partial(stencil.product, stencil.plain_sums),
     cpu=partial(stencil.product, stencil.fast_sums),
-    small=_fused_by_compile,
+    # Only a compiler fuses the calls of the formula.
+    small=lambda v, alpha, *_: torch.compiler.is_compiling() and few_numbers(v, alpha),
 )
 def _product(v: Narrow, alpha: Wide, stencil: Stencil, transpose: bool) -> Tensor:
     return empty_like(v)
@@ -79,9 +74,8 @@ def _by_alpha(
     backend: str,
 ) -> Tensor:
     # The inner product of g with Aᵀv is the inner product of v with A g.
-    if transpose:
-        return _inner(v, grad, stencil, backend=backend)
-    return _inner(grad, v, stencil, backend=backend)
+    pair = (v, grad) if transpose else (grad, v)
+    return _inner(*pair, stencil, backend=backend)
 
 
 # Linear in both arguments, so each derivative is one of the two operations again.

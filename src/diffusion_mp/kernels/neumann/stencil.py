@@ -15,7 +15,7 @@ from torch import Tensor
 from diffusion_mp.checks import check_choice
 from diffusion_mp.graph.ops import compress
 from diffusion_mp.kernels.operation import empty_like, operation
-from diffusion_mp.kernels.segments import by_size, gather, slices
+from diffusion_mp.kernels.segments import by_size, gather, scatter
 from diffusion_mp.runtime.cache import batch_cache, persistent
 from diffusion_mp.runtime.precision import accumulating
 
@@ -80,10 +80,8 @@ def neighbours(
     right = torch.stack([position + stride for stride in strides])
     if boundary == "symmetric":
         # The extension has the period 2n, also for strides longer than the sequence.
-        left = left % (2 * length)
-        right = right % (2 * length)
-        left = torch.minimum(left, 2 * length - 1 - left)
-        right = torch.minimum(right, 2 * length - 1 - right)
+        left, right = (x % (2 * length) for x in (left, right))
+        left, right = (torch.minimum(x, 2 * length - 1 - x) for x in (left, right))
     elif boundary == "replicate":
         left = left.clamp(min=0)
         # Not `clamp`, which takes one limit for all sequences.
@@ -260,36 +258,15 @@ def _transform_rows(
     inverse: bool,
     ptr: Tensor | None,
 ) -> Tensor:
-    out = empty_like(v)
-    if not v.numel():
-        return out
-    # A transform pads nothing, so only sequences of one length are stacked.
-    for rows in by_size(ptr, v.size(0), v.device):
-        transformed = _transformed(gather(v, rows), periodic, inverse).transpose(1, 2)
-        if isinstance(rows, slice):
-            transformed = transformed.squeeze(0)
-        out[rows] = transformed
-    return out
-
-
-def _transform_graphs(
-    v: Tensor,
-    periodic: bool,
-    inverse: bool,
-    ptr: Tensor | None,
-) -> Tensor:
-    """Return the same transform, without writing to memory that every sequence shares."""
     if not v.numel():
         return torch.zeros_like(v)
-    parts = []
-    for rows in slices(ptr, v.size(0)):
-        if rows.stop > rows.start:
-            part = _transformed(gather(v, rows), periodic, inverse)
-            parts.append(part.transpose(1, 2).squeeze(0))
-    return torch.cat(parts)
+    # A transform pads nothing, so only sequences of one length are stacked.
+    runs = list(by_size(ptr, v.size(0), v.device))
+    parts = [_transformed(gather(v, rows), periodic, inverse) for rows in runs]
+    return scatter(parts, runs)
 
 
-@operation("neumann_transform", formula=_transform_graphs, cpu=_transform_rows)
+@operation("neumann_transform", formula=_transform_rows, cpu=_transform_rows)
 def _transform(v: Tensor, periodic: bool, inverse: bool, ptr: Tensor | None) -> Tensor:
     return empty_like(v)
 

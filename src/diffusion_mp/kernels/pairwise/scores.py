@@ -14,7 +14,7 @@ from diffusion_mp.kernels.operation import (
     heads_first,
     pulled_back,
 )
-from diffusion_mp.kernels.segments import slices
+from diffusion_mp.kernels.segments import nodes_first, slices
 from diffusion_mp.runtime.precision import lies_in
 
 
@@ -128,9 +128,7 @@ def attention_of_few(q: Tensor, k: Tensor, v: Tensor, score: str) -> Tensor:
         out = (weight @ v) / weight.sum(-1, keepdim=True)
     else:
         out = log_score(scores, score).softmax(-1) @ v
-    if out.dim() == 2:
-        return out.unsqueeze(1)
-    return out.transpose(0, 1).contiguous()
+    return nodes_first(out).contiguous()
 
 
 def few_pairs(q: Tensor) -> bool:

@@ -26,8 +26,6 @@ THREADS = 8
 # A symmetric matrix of more than so many rows has tiles of so many rows and columns at most.
 SMALL = 384
 SIDE = 512
-# The tiles of a stack whose pairs fit into one, which most graphs of a batch do.
-WHOLE = [(ALL, ALL)]
 # Rows that sum to between e^−FAR and e^FAR need no level: nothing overflowed, and what underflowed is negligible.
 FAR = 40.0
 
@@ -137,15 +135,9 @@ class _Weights(Buffers):
     ) -> Tensor:
         """Return Σ_j w_ij v_j, add Σ_j w_ij to ``total``; a tile of a symmetric w serves its rows and its columns."""
         symmetric = symmetric and self.mask is None
-        tiles = _tiles(self.q, symmetric)
-        if tiles is WHOLE:
-            w, _ = self.tile(ALL, ALL)
-            if total is not None:
-                torch.sum(w, 2, keepdim=True, out=total)
-            return torch.bmm(w, v)
         # The first tile of every row writes, and the others add: see `_add_product`.
         sums = torch.empty_like(v)
-        for rows, cols in tiles:
+        for rows, cols in _tiles(self.q, symmetric):
             w, _ = self.tile(rows, cols)
             turns = [(rows, w, cols)]
             # A tile on the diagonal is its own transpose.
@@ -264,21 +256,24 @@ def backward(
     ) -> tuple[Tensor, ...]:
         *shifts, mask = rest
         weights = _Weights(q, k, mask, weighting, shifts)
-        if one and not shifts and mask is None and q.size(1) > SMALL:
-            return _of_one_state(weights, v, grad, delta)
         if mask is not None:
             grad = grad * mask
             delta = delta * mask
-        tiles = _tiles(q)
-        if tiles is WHOLE:
-            w, g = weights.slopes(v, grad, delta, ALL, ALL)
-            return torch.bmm(g, k), torch.bmm(g.mT, q), torch.bmm(w.mT, grad)
-        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        for rows, cols in tiles:
-            w, g = weights.slopes(v, grad, delta, rows, cols)
+        # Half of the tiles of a symmetric w, (g_ij + g_ji) φ_ij in place of g_ij φ_ij: all of it is the gradient of q.
+        symmetric = one and not shifts and mask is None and q.size(1) > SMALL
+        dq = torch.empty_like(q)
+        dk = torch.zeros_like(k) if symmetric else torch.empty_like(k)
+        dv = torch.empty_like(v)
+        for rows, cols in _tiles(q, symmetric):
+            w, g = weights.slopes(v, grad, delta, rows, cols, symmetric)
             _add_product(dv, cols, w.mT, grad, rows)
             _add_product(dq, rows, g, k, cols)
-            _add_product(dk, cols, g.mT, q, rows)
+            if not symmetric:
+                _add_product(dk, cols, g.mT, q, rows)
+            elif cols is not rows:
+                # A tile on the diagonal is its own transpose.
+                _add_product(dv, rows, w, grad, cols)
+                _add_product(dq, cols, g.mT, q, rows)
         return dq, dk, dv
 
     inputs = (q, k, v, grad, delta, *shifts)
@@ -286,28 +281,6 @@ def backward(
     widths = [x.size(2) for x in (q, k, v)]
     gradients = by_stacks(compute, weighting.ptr, inputs, widths, _entries(q))
     return tuple(x.to(dtype) for x in gradients)
-
-
-def _of_one_state(
-    weights: _Weights, v: Tensor, grad: Tensor, delta: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradient of q = k in both roles as the gradient of q, zero for k, and the gradient of v.
-
-    The gradient is Σ_j (g_ij φ_ij + g_ji φ_ji) q_j, whose matrix is symmetric like w: a tile above the diagonal serves
-    its rows and its columns, with one product for each instead of two.
-    """
-    q = weights.q
-    dq = torch.empty_like(q)
-    dv = torch.empty_like(v)
-    for rows, cols in _tiles(q, symmetric=True):
-        w, g = weights.slopes(v, grad, delta, rows, cols, both=True)
-        _add_product(dv, rows, w, grad, cols)
-        _add_product(dq, rows, g, q, cols)
-        # A tile on the diagonal is its own transpose.
-        if cols is not rows:
-            _add_product(dv, cols, w.mT, grad, rows)
-            _add_product(dq, cols, g.mT, q, rows)
-    return dq, torch.zeros_like(q), dv
 
 
 def _entries(like: Tensor) -> int:
@@ -321,11 +294,11 @@ def _tiles(x: Tensor, symmetric: bool = False) -> Iterable[tuple[slice, slice]]:
     entries = at_once(_entries(x), x)
     # Half of a large symmetric matrix is saved by several tiles only.
     if size * size <= entries and not (symmetric and size > SMALL):
-        return WHOLE
+        return [(ALL, ALL)]
     if symmetric:
         side = min(SIDE, math.isqrt(entries), math.ceil(size / 2))
         return combinations_with_replacement(even(size, side), 2)
     # Wider than high, since every tile adds to the sums of its rows once more.
     cols = even(size, 2 * math.isqrt(entries))
-    rows = even(size, entries // cols[0].stop)
+    rows = even(size, entries // (size // len(cols)))
     return pairs_of(rows, cols)

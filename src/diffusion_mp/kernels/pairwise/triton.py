@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from diffusion_mp.kernels.gpu import (
-    Tiles,
     contiguous,
     padded,
     tiles,
@@ -185,8 +184,8 @@ def _sums(
         store(product, row, within, head, H, d, D, sums)
 
 
-def _plan(q: Tensor, v: Tensor, weighting: Weighting) -> tuple[Tiles, Any, Any]:
-    """Return the runs of rows, the grid of programs, and options of the kernels."""
+def _plan(q: Tensor, v: Tensor, weighting: Weighting) -> tuple[Any, Any, Any, Any]:
+    """Return the bounds of the runs of rows, the grid of programs, H, F and D, and options of the kernels."""
     features = padded(q.size(2))
     channels = padded(v.size(2))
     size, options = operands(q.dtype, min(features, channels))
@@ -227,7 +226,8 @@ def _plan(q: Tensor, v: Tensor, weighting: Weighting) -> tuple[Tiles, Any, Any]:
         "num_stages": stages,
     }
     runs = tiles(weighting.ptr, q.size(0), height, q.device)
-    return runs, (runs.number * q.size(1),), options
+    sizes = (*q.shape[1:], v.size(2))
+    return runs.bounds, (runs.number * q.size(1),), sizes, options
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> PairwiseRows:
@@ -236,10 +236,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Pairwise
     out = torch.empty_like(v)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
-        runs, grid, options = _plan(q, v, weighting)
-        sizes = (*q.shape[1:], v.size(2))
+        bounds, grid, sizes, options = _plan(q, v, weighting)
         options["VALUES"] = v.size(2) > 0
-        _attention[grid](q, k, v, *runs.bounds, out, lse, *sizes, **options)
+        _attention[grid](q, k, v, *bounds, out, lse, *sizes, **options)
     return PairwiseRows(out, lse)
 
 
@@ -247,25 +246,28 @@ def product(q: Tensor, k: Tensor, v: Tensor, weighting: Weighting) -> Tensor:
     q, k, v, a, b = contiguous(q, k, v, *weighting[:2])
     out = torch.empty_like(v)
     with torch.cuda.device_of(q):
-        runs, grid, options = _plan(q, v, weighting)
-        sizes = (*q.shape[1:], v.size(2))
+        bounds, grid, sizes, options = _plan(q, v, weighting)
         # Only a gradient reads rows on the left, and a δ of rows or columns.
-        receivers = (q, k, None, v, a, b, None, None, *runs.bounds)
+        receivers = (q, k, None, v, a, b, None, None, *bounds)
         _sums[grid](*receivers, None, out, *sizes, **options)
     return out
 
 
 def backward(
-    grad: Tensor, delta: Tensor, q: Tensor, k: Tensor, v: Tensor, weighting: Weighting
+    grad: Tensor,
+    delta: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weighting: Weighting,
 ) -> tuple[Tensor, ...]:
     grad, delta, q, k, v, a, b = contiguous(grad, delta, q, k, v, *weighting[:2])
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     with torch.cuda.device_of(q):
-        runs, grid, options = _plan(q, v, weighting)
-        sizes = (*q.shape[1:], v.size(2))
+        bounds, grid, sizes, options = _plan(q, v, weighting)
         # The rows of a program are receivers, which meet senders, and then senders, which meet receivers.
-        receivers = (q, k, grad, v, a, b, delta, None, *runs.bounds)
-        senders = (k, q, v, grad, b, a, None, delta, *runs.bounds)
+        receivers = (q, k, grad, v, a, b, delta, None, *bounds)
+        senders = (k, q, v, grad, b, a, None, delta, *bounds)
         _sums[grid](*receivers, dq, None, *sizes, **options)
         _sums[grid](*senders, dk, dv, *sizes, **options)
     return dq, dk, dv

@@ -5,7 +5,7 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from diffusion_mp.kernels.operation import Backend, Narrow, empty_like, operation
+from diffusion_mp.kernels.operation import Backend, Wide, empty_like, operation
 from diffusion_mp.kernels.sparse_flow import reference, tiled
 from diffusion_mp.kernels.sparse_flow.reference import (
     EdgeFlow,
@@ -35,6 +35,8 @@ __all__ = [
 
 # One name in the environment selects the backend of all four operations.
 declare = partial(operation, family="sparse_flow")
+# The other terms are constants: see `RowPotentials`.
+DIFFERENTIATED = "features v terms.a terms.w terms.rho terms.nu"
 
 
 @declare(
@@ -48,7 +50,7 @@ def _potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
 
 @declare(
     "sparse_flow_potentials_backward",
-    formula=reference.potentials_backward,
+    formula=(_potentials, "circuit"),
     cpu=tiled.potentials_backward,
 )
 def _potentials_backward(
@@ -73,7 +75,7 @@ def _potentials_backward(
 )
 def _product(
     features: Features,
-    v: Narrow,
+    v: Wide,
     terms: RowTerms,
     ptr: Tensor | None,
     transpose: bool,
@@ -83,7 +85,7 @@ def _product(
 
 @declare(
     "sparse_flow_product_backward",
-    formula=reference.product_backward,
+    formula=(_product, DIFFERENTIATED),
     cpu=tiled.product_backward,
 )
 def _product_backward(
@@ -100,9 +102,7 @@ def _product_backward(
 
 # The fields that the backward pass does not take have no gradient: see `RowPotentials`.
 _potentials.derivatives({"circuit": _potentials_backward})
-_product.derivatives(
-    {"features v terms.a terms.w terms.rho terms.nu": _product_backward}
-)
+_product.derivatives({DIFFERENTIATED: _product_backward})
 
 
 def sparse_flow_potentials(

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 
 from diffusion_mp.checks import values_to_check
 from diffusion_mp.graph.ops import Size
-from diffusion_mp.kernels.operation import operation, pulled_back
+from diffusion_mp.kernels.operation import operation
 from diffusion_mp.kernels.segments import slices
 from diffusion_mp.kernels.sparse_flow.rows import (
     DENSE,
@@ -245,48 +245,6 @@ def sparse_flow_product(
         z = entries(_scores(q, k, rows), _scores(fq, fk, rows), of_rows, is_best)
         parts.append(torch.einsum(equation, z, v[rows]))
     return torch.cat(parts)
-
-
-def potentials_backward(
-    grad_a: Tensor,
-    grad_w: Tensor,
-    grad_rho: Tensor,
-    grad_nu: Tensor,
-    grad_log_mu: Tensor,
-    circuit: Circuit,
-    out: RowPotentials,
-    ptr: Tensor | None,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of the circuit."""
-
-    def potentials(*circuit: Tensor) -> tuple[Tensor, ...]:
-        rows = sparse_flow_potentials(Circuit(*circuit), ptr)
-        return rows.a, rows.w, rows.rho, rows.nu, rows.log_mu
-
-    grads = (grad_a, grad_w, grad_rho, grad_nu, grad_log_mu)
-    gradients: tuple[Tensor, ...] = pulled_back(potentials, circuit, grads)
-    return gradients
-
-
-def product_backward(
-    grad: Tensor,
-    features: Features,
-    v: Tensor,
-    terms: RowTerms,
-    ptr: Tensor | None,
-    transpose: bool,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of q, k, q̃, k̃, v, a, w, ρ and ν."""
-
-    def product(*inputs: Tensor) -> Tensor:
-        *features, v, a, w, rho, nu = inputs
-        moved = terms._replace(a=a, w=w, rho=rho, nu=nu)
-        return sparse_flow_product(Features(*features), v, moved, ptr, transpose)
-
-    # The other terms are constants: see `RowPotentials`.
-    inputs = (*features, v, *terms[:4])
-    gradients: tuple[Tensor, ...] = pulled_back(product, inputs, grad)
-    return gradients
 
 
 class EdgeFlow(NamedTuple):

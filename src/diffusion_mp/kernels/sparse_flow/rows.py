@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffusion_mp.kernels.operation import Narrow, Wide, empty_like
+from diffusion_mp.kernels.operation import Wide, empty_like
 from diffusion_mp.runtime.precision import exp_, exp_limit
 
 
@@ -35,19 +35,19 @@ class Features(NamedTuple):
         torch.Size([6, 2, 3])
     """
 
-    q: Narrow
-    k: Narrow
-    friction_q: Narrow
-    friction_k: Narrow
+    q: Wide
+    k: Wide
+    friction_q: Wide
+    friction_k: Wide
 
 
 class Circuit(NamedTuple):
     """The `Features` of one or more graphs, and λ and 1/α of every row, [N, H]."""
 
-    q: Narrow
-    k: Narrow
-    friction_q: Narrow
-    friction_k: Narrow
+    q: Wide
+    k: Wide
+    friction_q: Wide
+    friction_k: Wide
     lam: Wide
     leak: Wide
 

@@ -26,7 +26,7 @@ from diffusion_mp.kernels.sparse_flow.rows import (
     solve,
     unit_limit,
 )
-from diffusion_mp.runtime.precision import accumulating, exp_, exp_limit
+from diffusion_mp.runtime.precision import exp_, exp_limit
 
 # Entries of a tile: 1 MiB in float32, for half a dozen of them to stay in cache.
 TILE = 1 << 18
@@ -81,11 +81,10 @@ def _together(
     ptr: Tensor | None,
     *others: Tensor,
 ) -> list[Tensor]:
-    """Return all in one dtype, at least float32, the terms as [N, H, 1] with places of the best conductors."""
-    wide, _ = accumulating(*features, *terms[:6], *others)
+    """Return all tensors, the terms as [N, H, 1] with places of the best conductors."""
     # Numbers of nodes become places in the tile of their graph.
     best = terms.best - _first(ptr, terms.best)
-    return [*wide[:4], *_scalars(*wide[4:10], best), *wide[10:]]
+    return [*features, *_scalars(*terms[:6], best), *others]
 
 
 def potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
@@ -111,7 +110,7 @@ def potentials(circuit: Circuit, ptr: Tensor | None) -> RowPotentials:
         # Also the places of the best conductors, whole numbers that floating point holds.
         return (torch.cat(solved, 1),)
 
-    (*features, lam, leak), _ = accumulating(*circuit)
+    *features, lam, leak = circuit
     if not lam.size(0):
         return empty_potentials(lam)
     inputs = [*features, *_scalars(lam, leak)]
@@ -213,7 +212,7 @@ def product(
     ptr: Tensor | None,
     transpose: bool,
 ) -> Tensor:
-    """Return Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D], in the dtype of v."""
+    """Return Σ_j z_ij v_j, or with ``transpose`` Σ_i z_ij v_i, [N, H, D]."""
 
     def compute(room: Buffers, *stacks: Any) -> tuple[Tensor]:
         v, mask = stacks[11:]
@@ -226,7 +225,7 @@ def product(
 
     inputs = _together(features, terms, ptr, v)
     (out,) = _by_tiles(compute, ptr, inputs, _widths(v))
-    return out.to(v.dtype)
+    return out
 
 
 def product_backward(
@@ -276,7 +275,7 @@ def product_backward(
     *gradients, by_row = _by_tiles(compute, ptr, together, widths)
     # Columns with gaps slow down all that follows.
     by_terms = (x.contiguous() for x in by_row.unbind(2))
-    return *(x.to(v.dtype) for x in gradients), *by_terms
+    return *gradients, *by_terms
 
 
 def pulls(
@@ -387,4 +386,4 @@ def potentials_backward(
     inputs += _scalars(*by_row, out.resistance, out.friction)
     widths = [*_widths(*circuit.features), 1]
     *gradients, dlam = _by_tiles(compute, ptr, inputs, widths)
-    return *(x.to(circuit.q.dtype) for x in gradients), dlam.squeeze(2), dleak
+    return *gradients, dlam.squeeze(2), dleak
