@@ -291,9 +291,9 @@ class Coupling(ABC):
     def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
         """Return the Dirichlet energy of a state for every head, accumulated in at least float32.
 
-        With the row sums d and the column sums c of S:
+        With the row sums D and the column sums C of S:
 
-            Σ_ij s_ij ‖x_i − x_j‖² = Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩
+            Σ_ij s_ij ‖x_i − x_j‖² = ⟨x, (D − S)x⟩ + ⟨x, (C − Sᵀ)x⟩
 
         Args:
             x: state [N, C] or [N, H, D].
@@ -302,16 +302,13 @@ class Coupling(ABC):
             One energy per head, [H].
         """
         if isinstance(x, Tensor) and x.dim() == 2:
-            values = x.unsqueeze(1)
-        else:
-            values = x
-        self.check(values, "x")
-        values = widened(values)
-        # Subtracting the mean of each graph changes nothing, and the two terms then cancel fewer digits.
+            x = x.unsqueeze(1)
+        self.check(x, "x")
+        values = widened(x)
+        # Subtracting the mean of each graph changes nothing, and fewer digits cancel.
         values = values - detached_mean_rows(values, self.ptr)
-        ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
-        squares = (ends * values.square().sum(2)).sum(0)
-        return squares - 2 * (values * (self @ values)).sum((0, 2))
+        moved = self.laplacian(values) + self.T.laplacian(values)
+        return (values * moved).sum((0, 2))
 
     def laplacian(self, v: Sent) -> Received:
         """Return the Laplacian (D − S) v = d·v − S v, where d are the row sums, in at least float32.
@@ -498,25 +495,21 @@ class Coupling(ABC):
         def multiply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
             # SciPy passes slices of its workspace, and integers; torch takes no negative strides.
             columns = np.ascontiguousarray(x, dtype=np.float64)
-            values = torch.from_numpy(columns).to(self.device)
+            # Not -1, which is ambiguous without nodes.
+            shape = (self.num_nodes, 1, math.prod(x.shape[1:]))
+            values = torch.from_numpy(columns).to(self.device).reshape(shape)
             with torch.no_grad():
-                # Not -1, which is ambiguous without nodes.
-                columns_of = math.prod(x.shape[1:])
-                product = coupling.matmul(values.reshape(self.num_nodes, 1, columns_of))
+                product = coupling.matmul(values)
             return product[:, head].double().cpu().numpy().reshape(x.shape)
 
-        forward = partial(multiply, self)
+        def forward(x: np.ndarray) -> np.ndarray:
+            return multiply(self, x)
 
         def adjoint(x: np.ndarray) -> np.ndarray:
             return multiply(self.T, x)
 
         return LinearOperator(
-            self.shape[1:],
-            forward,
-            rmatvec=adjoint,
-            matmat=forward,
-            rmatmat=adjoint,
-            dtype=np.float64,
+            self.shape[1:], forward, adjoint, forward, np.float64, adjoint
         )
 
     def to(self: C, *args: Any, **kwargs: Any) -> C:
@@ -622,7 +615,7 @@ class Coupling(ABC):
         return self.to(torch.float64)
 
 
-def _of_coupling(name: str) -> cached_property[Any]:
+def of_coupling(name: str) -> cached_property[Any]:
     """Return a property that reads the property ``name`` of ``coupling``."""
     return cached_property(lambda derived: getattr(derived.coupling, name))
 
@@ -658,13 +651,13 @@ class DerivedCoupling(Coupling):
         )
         self.coupling = coupling
 
-    ptr = _of_coupling("ptr")
-    symmetric = _of_coupling("symmetric")
-    low_rank = _of_coupling("low_rank")
-    _metric = _of_coupling("metric")
-    quadratic = _of_coupling("quadratic")
-    whole = _of_coupling("whole")
-    examines = _of_coupling("examines")
+    ptr = of_coupling("ptr")
+    symmetric = of_coupling("symmetric")
+    low_rank = of_coupling("low_rank")
+    _metric = of_coupling("metric")
+    quadratic = of_coupling("quadratic")
+    whole = of_coupling("whole")
+    examines = of_coupling("examines")
 
 
 class TransposedCoupling(DerivedCoupling):
@@ -674,7 +667,7 @@ class TransposedCoupling(DerivedCoupling):
     low_rank = False
     _metric = None
 
-    nonnegative = _of_coupling("nonnegative")
+    nonnegative = of_coupling("nonnegative")
 
     def _product(self, v: Values) -> Values:
         return self.coupling._product(v, transpose=True)  # type: ignore[call-arg]
@@ -984,11 +977,12 @@ class SumCoupling(Coupling):
 
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
     """Raise ``TypeError`` unless ``coupling`` is a `Coupling`."""
-    if not isinstance(coupling, Coupling):
-        raise TypeError(
-            f"{name} must be a Coupling; got {checks.describe(coupling)}. A diffusivity makes one, D(x, graph); "
-            f"a layer returns its own with return_coupling=True."
-        )
+    checks.check_kind(
+        coupling,
+        name,
+        Coupling,
+        "a Coupling, as a diffusivity makes by D(x, graph), and a layer returns with return_coupling=True",
+    )
 
 
 def _of_part(part: Any, change: Callable[[Any], Any]) -> Any:
@@ -1009,6 +1003,7 @@ def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return ``change`` that copies each object once: if query and key are one tensor, kernels do half of the work."""
     copies: dict[Any, Any] = {}
 
+    # Not ``functools.cache``, which torch.compile ignores.
     def changed(part: Any) -> Any:
         if part not in copies:
             copies[part] = change(part)

@@ -54,7 +54,7 @@ class SummedCoupling(OverRanks):
         self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None
     ) -> None:
         super().__init__(coupling.num_nodes, coupling)
-        self.coupling = coupling
+        self.coupling: PooledCoupling = coupling
         self.exchange = exchange
         self.group = group
 
@@ -63,30 +63,25 @@ class SummedCoupling(OverRanks):
 
     def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
         """Return log s_ij for edges of the sharded graph, which checked them: sources may be nodes of other ranks."""
-        if not isinstance(self.coupling, LogLowRankCoupling):
+        coupling = self.coupling
+        if not isinstance(coupling, LogLowRankCoupling):
             self._at(edge_index)
         # Values of no channels: of the sums over senders only their weights are needed.
-        log_query = self.coupling.log_query
-        log_key = self.coupling.log_key
-        col_shift = self.coupling.col_shift
-        counts = all_merged(
-            self.coupling.pool(log_key.new_zeros(*log_key.shape[:2], 0)), self.group
-        )
+        counts = all_merged(coupling.pool(coupling.log_key[:, :, :0]), self.group)
         shift = cast("Tensor", counts.shift)
         # Over the samples, as `around` takes it.
         most = shift.amax(1, keepdim=True)
-        terms = LogTerms(log_query, log_key, col_shift, None).around(
-            most.squeeze((1, 3))
+        features = LogTerms(
+            coupling.log_query, coupling.log_key, coupling.col_shift, None
         )
+        terms = features.around(most.squeeze((1, 3)))
         _, log_sum = log_linear_read(terms.log_query, None, counts.totals, shift - most)
-        row_shift = -math.log(col_shift.size(2)) - log_sum
+        row_shift = -math.log(terms.col_shift.size(2)) - log_sum
         # Edges may begin at nodes of other ranks, whose keys are fetched.
         keys = self.exchange(terms.log_key)
         shifts = self.exchange(terms.col_shift)
         # No edge ends beyond.
-        queries = pad(
-            terms.log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0))
-        )
+        queries = pad(terms.log_query, (0, 0, 0, 0, 0, len(keys) - self.num_nodes))
         return LogTerms(queries, keys, shifts, row_shift).entries(edge_index)
 
 
@@ -101,7 +96,7 @@ class HaloCoupling(OverRanks):
         group: ProcessGroup | None,
     ) -> None:
         super().__init__(num_nodes, coupling)
-        self.coupling = coupling
+        self.coupling: SparseCoupling = coupling
         self.exchange = exchange
         self.group = group
 
@@ -130,23 +125,20 @@ def _is_symmetric(
     if not coupling.examines:
         return coupling.symmetric
     graph = coupling.graph
-    # The graph keeps the answer for its own weights, which do not change, and not for learned weights.
-    fixed = coupling.own and not coupling.weight.requires_grad
-    if fixed and "symmetric" in graph._derived:
-        return bool(graph._derived["symmetric"])
-    # Other numbers on every rank: with equal ones an asymmetry between ranks may
-    # cancel.
-    generator = torch.Generator().manual_seed(distributed.get_rank(group))
-    v = 0.5 + torch.rand(
-        num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64
-    ).to(coupling.device)
-    detached = SparseCoupling(graph, coupling.weight.detach())
-    with torch.enable_grad():
-        # The backward pass of the exchange adds up what all ranks send, which is the transpose over ranks.
-        forth = detached.matmul(exchange(v.requires_grad_()))[:num_nodes]
-        (back,) = torch.autograd.grad(forth, v, v.detach())
-    away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
-    answer = not bool(all_reduce(away.sum(dtype=torch.float64), group))
-    if fixed:
-        graph._derived["symmetric"] = answer
-    return answer
+
+    def examined() -> bool:
+        # Other numbers on every rank: with equal ones an asymmetry between ranks may cancel.
+        generator = torch.Generator().manual_seed(distributed.get_rank(group))
+        shape = (num_nodes, coupling.heads, 1)
+        v = 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
+        v = v.to(coupling.device)
+        detached = SparseCoupling(graph, coupling.weight.detach())
+        with torch.enable_grad():
+            # The backward pass of the exchange adds up what all ranks send, which is the transpose over ranks.
+            forth = detached.matmul(exchange(v.requires_grad_()))[:num_nodes]
+            (back,) = torch.autograd.grad(forth, v, v.detach())
+        away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
+        return not bool(all_reduce(away.sum(dtype=torch.float64), group))
+
+    # The graph keeps the answer for its own weights, unless they are learned.
+    return graph.derived("symmetric", examined) if coupling.own else examined()
