@@ -8,20 +8,14 @@ from copy import deepcopy
 from typing import Any, Literal, NoReturn, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
-from diffusion_mp.checks import (
-    as_device,
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
-)
+from diffusion_mp.checks import Count, as_device, checked
 from diffusion_mp.couplings import Coupling, PooledCoupling, merged
 from diffusion_mp.couplings.base import of_coupling
+from diffusion_mp.couplings.shapes import State
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Constraint, EnergyTerm, Penalty
 from diffusion_mp.energies.pairs import HeadState, Scalar
@@ -33,14 +27,15 @@ from diffusion_mp.layers.features import check_input
 from diffusion_mp.runtime.progress import progress_bar, show_progress
 
 
+@checked
 def full_graph_inference(
     model: nn.Module,
-    x: Float[Tensor, "N C"],
+    x: State,
     edge_index: Edges = None,
     edge_weight: Tensor | None = None,
     *,
     edge_attr: Tensor | None = None,
-    block_size: int = 1 << 14,
+    block_size: Count = 1 << 14,
     device: torch.device | str | None = None,
     progress: bool = False,
     method: Literal["forward", "energies", "certificate"] = "forward",
@@ -81,12 +76,8 @@ def full_graph_inference(
         >>> torch.allclose(out, model(x, edge_index), atol=1e-5)
         True
     """
-    check_kind(model, "model", nn.Module, "a model called as model(x, graph)")
     channels = x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else 0
     check_input(x, channels=channels, module=None)
-    check_counts(block_size=block_size)
-    check_flags(progress=progress)
-    check_choice(method, "method", ["forward", "energies", "certificate"])
     if not hasattr(model, method):
         raise ValueError(
             f"method must be 'forward' for a model that is not certified; got {method!r}, which {type(model).__name__} "
@@ -251,7 +242,7 @@ class _Blockwise(Diffusivity):
         """The δ of the diffusivity; a property, since a module δ must not become a second submodule."""
         return self.diffusivity.penalty
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         # Only a coupling says whether it can be pooled and what it promises: one of a single row is made to ask.
         centre: list[Tensor] = []
         example = self.diffusivity.to(x.device).couple(x[:1], RowBlock(x[:1], centre))
@@ -312,7 +303,7 @@ class BlockwiseCoupling(PartialCoupling):
         self,
         couple: Callable[[Tensor], Any],
         example: PooledCoupling,
-        x: Float[Tensor, "N C"],
+        x: State,
         blocks: Blocks,
     ) -> None:
         super().__init__(len(x), example)
@@ -320,7 +311,7 @@ class BlockwiseCoupling(PartialCoupling):
         self.x = x
         self.blocks = blocks
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: HeadState) -> HeadState:
         # Every pass couples the rows of a block anew: keeping their features would take as much memory as all rows do.
         pooled = self.blocks.each(lambda x, v: self.couple(x).pool(v), self.x, v)
         # Sums over senders are small, whatever the number of nodes, so the sums of all blocks fit.

@@ -180,7 +180,7 @@ class Coupling(ABC):
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
         """Return S v for ``v`` [N, H, D]; with one head also for a vector [N] or a state [N, C]."""
         if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
-            values = v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]
+            values = v.view(len(v), 1, v.shape[1:].numel())
             return self.matmul(values).reshape(v.shape)
         return self.matmul(v)
 
@@ -404,11 +404,9 @@ class Coupling(ABC):
         """Return the entries of checked pairs; here by one product with a unit vector for each distinct source."""
         # Many pairs share a source, and a product serves all of them.
         source, column = torch.unique(edge_index[0], return_inverse=True)
-        units = torch.zeros(
-            self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device
-        )
         # Column c is the unit vector of the c-th source.
-        units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
+        nodes = torch.arange(self.num_nodes, device=self.device)
+        units = (nodes[:, None, None] == source).to(self.dtype)
         return (self @ units)[edge_index[1], :, column]
 
     def _log_at(self, edge_index: Pairs) -> Entries:
@@ -492,24 +490,25 @@ class Coupling(ABC):
                 f"a coupling on the meta device has no values to multiply with; got {self!r}."
             )
 
-        def multiply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
+        def multiply(x: np.ndarray, transpose: bool = False) -> np.ndarray:
+            coupling = self.T if transpose else self
             # SciPy passes slices of its workspace, and integers; torch takes no negative strides.
             columns = np.ascontiguousarray(x, dtype=np.float64)
-            # Not -1, which is ambiguous without nodes.
-            shape = (self.num_nodes, 1, math.prod(x.shape[1:]))
-            values = torch.from_numpy(columns).to(self.device).reshape(shape)
+            values = torch.from_numpy(columns).to(self.device)
             with torch.no_grad():
-                product = coupling.matmul(values)
+                # Not -1, which is ambiguous without nodes.
+                columns_of = math.prod(x.shape[1:])
+                product = coupling.matmul(values.reshape(self.num_nodes, 1, columns_of))
             return product[:, head].double().cpu().numpy().reshape(x.shape)
 
-        def forward(x: np.ndarray) -> np.ndarray:
-            return multiply(self, x)
-
-        def adjoint(x: np.ndarray) -> np.ndarray:
-            return multiply(self.T, x)
-
+        adjoint = partial(multiply, transpose=True)
         return LinearOperator(
-            self.shape[1:], forward, adjoint, forward, np.float64, adjoint
+            self.shape[1:],
+            multiply,
+            rmatvec=adjoint,
+            matmat=multiply,
+            rmatmat=adjoint,
+            dtype=np.float64,
         )
 
     def to(self: C, *args: Any, **kwargs: Any) -> C:
@@ -600,11 +599,11 @@ class Coupling(ABC):
 
     def __repr__(self) -> str:
         # Only promises that are known already: finding one may take a product or a pass over the entries.
-        known = {
-            name: vars(self).get(name, getattr(type(self), name)) for name in PROMISES
-        }
-        promises = [f", {name}" for name, promise in known.items() if promise is True]
-        return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
+        shown = [f"num_nodes={self.num_nodes}", f"heads={self.heads}"]
+        for name in PROMISES:
+            if vars(self).get(name, getattr(type(self), name)) is True:
+                shown.append(name)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def float(self: C) -> C:
         """Return S in single precision."""
@@ -639,13 +638,11 @@ class DerivedCoupling(Coupling):
         _checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
-        heads = heads or coupling.heads
         super().__init__(
-            # Row boundaries are those of the coupling, read when they are needed.
             coupling.num_nodes,
-            heads,
+            heads or coupling.heads,
             coupling,
-            None,
+            None,  # row boundaries are those of the coupling, read when they are needed
             _checked=_checked,
             **promises,
         )
@@ -882,18 +879,16 @@ class SumCoupling(Coupling):
         empty = []
         for term in self.terms:
             factor = 1.0
-            part = term
             if isinstance(term, ScaledCoupling) and not isinstance(term.scale, Tensor):
                 factor = term.scale
-                part = term.coupling
-            if not part.row_stochastic:
+                term = term.coupling
+            if not term.row_stochastic:
                 return False
             total += factor
             # Where one term alone has a zero row, the others of that row add up to less than one.
-            empty.append(part.degree() == 0)
-        return abs(total - 1.0) < 1e-12 and all(
-            bool((rows == empty[0]).all()) for rows in empty
-        )
+            empty.append(term.degree() == 0)
+        alike = all(bool((rows == empty[0]).all()) for rows in empty)
+        return alike and abs(total - 1.0) < 1e-12
 
     @cached_property
     def low_rank(self) -> bool:
@@ -902,12 +897,11 @@ class SumCoupling(Coupling):
     @cached_property
     def _metric(self) -> ByRow | None:
         """The metric of all terms. A diagonal term is self-adjoint in any metric."""
-        metrics = [term.metric for term in self._reaching or self.terms]
-        first = metrics[0]
-        if first is None:
-            return None
-        same = all(m is not None and bool((m == first).all()) for m in metrics)
-        return first if same else None
+        first, *others = [term.metric for term in self._reaching or self.terms]
+        for metric in others:
+            if first is None or metric is None or bool((metric != first).any()):
+                return None
+        return first
 
     @property
     def _reaching(self) -> list[Coupling]:
@@ -919,15 +913,13 @@ class SumCoupling(Coupling):
     @property
     def _over_the_same_graphs(self) -> bool:
         """Whether all terms that couple different nodes have the same row boundaries."""
-        return all(
-            term.ptr is self.ptr
-            or (
-                term.ptr is not None
-                and self.ptr is not None
-                and torch.equal(term.ptr, self.ptr)
-            )
-            for term in self._reaching
-        )
+        bounds = [term.ptr for term in self._reaching]
+        for ptr in bounds:
+            if ptr is bounds[0]:
+                continue
+            if ptr is None or bounds[0] is None or not torch.equal(ptr, bounds[0]):
+                return False
+        return True
 
     def _product(self, v: Values) -> Values:
         total = self.terms[0]._product(v)
@@ -944,9 +936,8 @@ class SumCoupling(Coupling):
 
     def laplacian_and_degree(self, v: Sent) -> tuple[Received, ByRow]:
         # Each term cancels by itself, since large terms would round away the difference of a small one.
-        laplacians, degrees = zip(
-            *[term.laplacian_and_degree(v) for term in self.terms], strict=True
-        )
+        parts = [term.laplacian_and_degree(v) for term in self.terms]
+        laplacians, degrees = zip(*parts, strict=True)
         return reduce(add, laplacians), reduce(add, degrees)
 
     def majorant(self, convex: bool, degree: ByRow | None = None) -> ByRow:
@@ -962,13 +953,10 @@ class SumCoupling(Coupling):
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        forms = [
-            form
-            for term in self.terms
-            if (form := term.low_rank_form(dtype)) is not None
-        ]
-        if forms and self._over_the_same_graphs:
-            return LowRankForm.total(forms)
+        forms = [term.low_rank_form(dtype) for term in self.terms]
+        known = [form for form in forms if form is not None]
+        if known and self._over_the_same_graphs:
+            return LowRankForm.total(known)
         return None
 
     def _dense(self) -> Matrices:

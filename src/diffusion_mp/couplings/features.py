@@ -89,10 +89,8 @@ def fill_across(
     """Return numbers of listed pairs [2, E], with ``fill`` where source and target lie in different graphs."""
     if ptr is None:
         return pairs
-    return pairs.masked_fill(
-        (graph_of(ptr, edge_index[1]) != graph_of(ptr, edge_index[0])).unsqueeze(1),
-        fill,
-    )
+    source, target = graph_of(ptr, edge_index)
+    return pairs.masked_fill((source != target).unsqueeze(1), fill)
 
 
 def fill_blocks(
@@ -111,12 +109,9 @@ def listed_products(
 ) -> Tensor:
     """Return q_i·k_j [E, H] of listed pairs j → i, with ``across`` where they lie in different graphs."""
     # Nothing bounds a product between graphs. It is replaced before an exponential, since ∞ · 0 is NaN.
-    products = sddmm(
-        # `at` has checked the pairs.
-        Graph(query.size(0), edge_index, validate=False).pattern,
-        query,
-        key,
-    )
+    # `at` has checked the pairs.
+    pairs = Graph(query.size(0), edge_index, validate=False)
+    products = sddmm(pairs.pattern, query, key)
     return fill_across(products, edge_index, ptr, across)
 
 
@@ -197,9 +192,9 @@ def measured_from(
 def resolved(sharpness: float | Tensor, *vectors: Values) -> bool:
     """Whether the dtype of these vectors resolves e^{−a·½z²} between them; ``True`` where tensors have no values."""
     first = vectors[0]
-    if first.dtype == torch.float64 or first.is_meta or not first.numel():
+    if first.dtype == torch.float64 or first.is_meta:
         return True
-    if not values_only():
+    if not (first.numel() and values_only()):
         return True
     largest = max(0.5 * z.detach().square().sum(2).max() for z in vectors)
     # Not `<=`: a NaN stays NaN in double precision, so it counts as resolved.
@@ -253,6 +248,6 @@ def distance_features(
     if second is not first:
         second_half = -0.5 * second.square().sum(2, keepdim=True)
     one = torch.ones_like(first_half)
-    return torch.cat([first, first_half, one], dim=2), torch.cat(
-        [second, one, second_half], dim=2
-    )
+    query = torch.cat([first, first_half, one], dim=2)
+    key = torch.cat([second, one, second_half], dim=2)
+    return query, key

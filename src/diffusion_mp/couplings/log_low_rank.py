@@ -53,11 +53,10 @@ class LogTerms(NamedTuple):
     def entries(self, edge_index: Pairs) -> Float[Tensor, "E H"]:
         """Return log s_ij of listed pairs j → i of one graph."""
         source, target = edge_index
-        shifts = cast("Tensor", self.row_shift)[target] + self.col_shift[source]
+        scores = kernels.log_linear_entries(edge_index, self.log_query, self.log_key)
         # The sum over samples is taken of logarithms: a sample may underflow by itself.
-        return kernels.log_linear_entries(
-            edge_index, self.log_query, self.log_key
-        ) + shifts.logsumexp(2)
+        shifts = cast("Tensor", self.row_shift)[target] + self.col_shift[source]
+        return scores + shifts.logsumexp(2)
 
 
 def _finite(shift: Tensor) -> Tensor:
@@ -147,11 +146,8 @@ class LogLowRankCoupling(PooledCoupling):
         # Kept for later callers, who may need gradients if this one does not.
         with torch.enable_grad():
             # First shift the largest logarithms to about zero: the difference of large logarithms loses all digits.
-            terms = features.around(
-                max_rows(
-                    features.log_key.detach().double() + features.heaviest, self.ptr
-                )
-            )
+            weighted = features.log_key.detach().double() + features.heaviest
+            terms = features.around(max_rows(weighted, self.ptr))
             log_sum = kernels.log_linear_logsumexp(
                 terms.log_query, terms.log_key, terms.col_shift, self.ptr
             )
@@ -192,9 +188,8 @@ class LogLowRankCoupling(PooledCoupling):
         return transposed
 
     def _log_at(self, edge_index: Pairs) -> Entries:
-        return fill_across(
-            self.terms.entries(edge_index), edge_index, self.ptr, -torch.inf
-        )
+        entries = self.terms.entries(edge_index)
+        return fill_across(entries, edge_index, self.ptr, -torch.inf)
 
     def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import NoReturn, cast
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
@@ -18,6 +17,7 @@ from diffusion_mp.couplings import (
     SparseCoupling,
 )
 from diffusion_mp.couplings.log_low_rank import LogTerms
+from diffusion_mp.couplings.shapes import ByRow, Entries, Pairs
 from diffusion_mp.distributed.parallel import all_merged, all_reduce
 from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.inference import PartialCoupling
@@ -38,7 +38,7 @@ class OverRanks(PartialCoupling):
 
     whole = False
 
-    def _at(self, edge_index: Int[Tensor, "two E"] | None = None) -> NoReturn:
+    def _at(self, edge_index: Pairs | None = None) -> NoReturn:
         raise NotImplementedError(
             "the entries of a coupling over several ranks are not available, but for log_at of attention through log "
             "features. Export attention in one process: the state dict is the same."
@@ -61,7 +61,7 @@ class SummedCoupling(OverRanks):
     def _product(self, v: HeadState) -> HeadState:
         return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
 
-    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def log_at(self, edge_index: Pairs) -> Entries:
         """Return log s_ij for edges of the sharded graph, which checked them: sources may be nodes of other ranks."""
         coupling = self.coupling
         if not isinstance(coupling, LogLowRankCoupling):
@@ -102,43 +102,33 @@ class HaloCoupling(OverRanks):
 
     @cached_property
     def symmetric(self) -> bool:
-        return _is_symmetric(self.coupling, self.num_nodes, self.exchange, self.group)
+        coupling = self.coupling
+        if not coupling.examines:
+            return coupling.symmetric
+        # The graph keeps the answer for its own weights, unless they are learned.
+        if coupling.own:
+            return coupling.graph.derived("symmetric", self._is_symmetric)
+        return self._is_symmetric()
+
+    def _is_symmetric(self) -> bool:
+        """Return whether Sv = Sᵀv over all ranks for a random v, where Sᵀv is a derivative of Sv."""
+        # Other numbers on every rank: with equal ones an asymmetry between ranks may cancel.
+        generator = torch.Generator().manual_seed(distributed.get_rank(self.group))
+        shape = (self.num_nodes, self.heads, 1)
+        v = 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
+        v = v.to(self.device).requires_grad_()
+        weight = self.coupling.weight.detach()
+        detached = SparseCoupling(self.coupling.graph, weight)
+        with torch.enable_grad():
+            # The backward pass of the exchange adds up what all ranks send, which is the transpose over ranks.
+            forth = detached.matmul(self.exchange(v))[: self.num_nodes]
+            (back,) = torch.autograd.grad(forth, v, v.detach())
+        away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
+        return not bool(all_reduce(away.sum(dtype=torch.float64), self.group))
 
     def _product(self, v: HeadState) -> HeadState:
         # Rows of the halo lack edges that other ranks hold; their own ranks compute them.
         return self.coupling.matmul(self.exchange(v))[: self.num_nodes]
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         return self.coupling.degree()[: self.num_nodes]
-
-
-def _is_symmetric(
-    coupling: SparseCoupling,
-    num_nodes: int,
-    exchange: Exchange,
-    group: ProcessGroup | None,
-) -> bool:
-    """Return whether S = Sᵀ over all ranks: as promised, or because Sv = Sᵀv for a random v.
-
-    Sᵀv is a derivative of Sv.
-    """
-    if not coupling.examines:
-        return coupling.symmetric
-    graph = coupling.graph
-
-    def examined() -> bool:
-        # Other numbers on every rank: with equal ones an asymmetry between ranks may cancel.
-        generator = torch.Generator().manual_seed(distributed.get_rank(group))
-        shape = (num_nodes, coupling.heads, 1)
-        v = 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
-        v = v.to(coupling.device)
-        detached = SparseCoupling(graph, coupling.weight.detach())
-        with torch.enable_grad():
-            # The backward pass of the exchange adds up what all ranks send, which is the transpose over ranks.
-            forth = detached.matmul(exchange(v.requires_grad_()))[:num_nodes]
-            (back,) = torch.autograd.grad(forth, v, v.detach())
-        away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
-        return not bool(all_reduce(away.sum(dtype=torch.float64), group))
-
-    # The graph keeps the answer for its own weights, unless they are learned.
-    return graph.derived("symmetric", examined) if coupling.own else examined()

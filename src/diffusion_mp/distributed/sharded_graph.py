@@ -25,6 +25,7 @@ from diffusion_mp.couplings import (
     PooledCoupling,
     SparseCoupling,
 )
+from diffusion_mp.couplings.shapes import State
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
@@ -205,7 +206,7 @@ class ShardedGraph(GraphPart):
         return x[: self.num_nodes].index_add(0, self._lent, theirs)
 
     def term(
-        self, module: nn.Module, source: Float[Tensor, "N C"], **inputs: Any
+        self, module: nn.Module, source: State, **inputs: Any
     ) -> EnergyTerm | None:
         """Return the term of an energy of the whole graph that a module makes, as a function of this rank's rows."""
         depends_on = getattr(module, "depends_on", None)
@@ -221,7 +222,7 @@ class ShardedGraph(GraphPart):
         if term.depends_on == "graph":
             raise NotImplementedError(_READS_ALL.format(repr(term)))
 
-    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
+    def couple(self, diffusivity: Diffusivity, x: State) -> Coupling:
         """Return this rank's rows of a coupling of the whole graph."""
         if diffusivity.depends_on == "parts":
             return diffusivity.couple(x, self)  # which calls this method for every part

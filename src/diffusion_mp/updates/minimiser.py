@@ -47,10 +47,9 @@ def quadratic_minimiser(
     parts = [
         term.term if isinstance(term, ScaledTerm) else term for term in energy.terms
     ]
-    if any(
-        isinstance(part, CouplingTerm) and not part.coupling.whole for part in parts
-    ):
-        return None
+    for part in parts:
+        if isinstance(part, CouplingTerm) and not part.coupling.whole:
+            return None
     if len(parts) == 1 and isinstance(parts[0], SourceTerm):
         return parts[0].source.clone()  # what a layer returns can be written to
     terms = [_weighed_in_double(term) for term in energy.terms]
@@ -101,9 +100,8 @@ def _iterated(
     channels = wide.size(1) * wide.size(2)
     solution = solve(
         operator,
-        constant.expand_as(wide).reshape(
-            -1, 1, 1
-        ),  # one column, since a matrix may mix all channels
+        # One column, since a matrix may mix all channels.
+        constant.expand_as(wide).reshape(-1, 1, 1),
         preconditioner=preconditioner,
         ptr=None if graph.segments is None else channels * graph.segments,
         least=float(least.detach()),
