@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.checks import check_device, check_tensor, describe
 from diffusion_mp.couplings.base import PROMISES, Coupling
@@ -109,9 +110,12 @@ def listed_products(
 ) -> Tensor:
     """Return q_i·k_j [E, H] of listed pairs j → i, with ``across`` where they lie in different graphs."""
     # Nothing bounds a product between graphs. It is replaced before an exponential, since ∞ · 0 is NaN.
-    # `at` has checked the pairs.
-    pairs = Graph(query.size(0), edge_index, validate=False)
-    products = sddmm(pairs.pattern, query, key)
+    products = sddmm(
+        # `at` has checked the pairs.
+        Graph(query.size(0), edge_index, validate=False).pattern,
+        query,
+        key,
+    )
     return fill_across(products, edge_index, ptr, across)
 
 
@@ -146,9 +150,7 @@ def with_constant(features: Features, constant: float) -> Float[Tensor, "N H G"]
         True
     """
     _check_rows(features, "features")
-    return torch.cat(
-        [features, features.new_full((*features.shape[:2], 1), constant)], dim=2
-    )
+    return pad(features, (0, 1), value=constant)
 
 
 def at_least_zero(z2: Tensor) -> Tensor:
@@ -192,9 +194,9 @@ def measured_from(
 def resolved(sharpness: float | Tensor, *vectors: Values) -> bool:
     """Whether the dtype of these vectors resolves e^{−a·½z²} between them; ``True`` where tensors have no values."""
     first = vectors[0]
-    if first.dtype == torch.float64 or first.is_meta:
+    if first.dtype == torch.float64 or first.is_meta or not first.numel():
         return True
-    if not (first.numel() and values_only()):
+    if not values_only():
         return True
     largest = max(0.5 * z.detach().square().sum(2).max() for z in vectors)
     # Not `<=`: a NaN stays NaN in double precision, so it counts as resolved.
@@ -248,6 +250,6 @@ def distance_features(
     if second is not first:
         second_half = -0.5 * second.square().sum(2, keepdim=True)
     one = torch.ones_like(first_half)
-    query = torch.cat([first, first_half, one], dim=2)
-    key = torch.cat([second, one, second_half], dim=2)
-    return query, key
+    return torch.cat([first, first_half, one], dim=2), torch.cat(
+        [second, one, second_half], dim=2
+    )

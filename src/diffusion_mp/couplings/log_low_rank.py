@@ -53,10 +53,11 @@ class LogTerms(NamedTuple):
     def entries(self, edge_index: Pairs) -> Float[Tensor, "E H"]:
         """Return log s_ij of listed pairs j → i of one graph."""
         source, target = edge_index
-        scores = kernels.log_linear_entries(edge_index, self.log_query, self.log_key)
-        # The sum over samples is taken of logarithms: a sample may underflow by itself.
         shifts = cast("Tensor", self.row_shift)[target] + self.col_shift[source]
-        return scores + shifts.logsumexp(2)
+        # The sum over samples is taken of logarithms: a sample may underflow by itself.
+        return kernels.log_linear_entries(
+            edge_index, self.log_query, self.log_key
+        ) + shifts.logsumexp(2)
 
 
 def _finite(shift: Tensor) -> Tensor:
@@ -146,8 +147,11 @@ class LogLowRankCoupling(PooledCoupling):
         # Kept for later callers, who may need gradients if this one does not.
         with torch.enable_grad():
             # First shift the largest logarithms to about zero: the difference of large logarithms loses all digits.
-            weighted = features.log_key.detach().double() + features.heaviest
-            terms = features.around(max_rows(weighted, self.ptr))
+            terms = features.around(
+                max_rows(
+                    features.log_key.detach().double() + features.heaviest, self.ptr
+                )
+            )
             log_sum = kernels.log_linear_logsumexp(
                 terms.log_query, terms.log_key, terms.col_shift, self.ptr
             )
@@ -162,7 +166,12 @@ class LogLowRankCoupling(PooledCoupling):
             v, self.log_query, self.log_key, self.col_shift
         )
         return kernels.log_linear_product(
-            log_query, log_key, v, self._shift_of_rows(v), col_shift, self.ptr
+            log_query,
+            log_key,
+            v,
+            self._shift_of_rows(v),
+            col_shift,
+            self.ptr,
         )
 
     def _pool(self, v: Values) -> Sums:
@@ -173,7 +182,10 @@ class LogLowRankCoupling(PooledCoupling):
     def _read(self, sums: Sums, v: Values) -> Values:
         (log_query,) = heads_of(v, self.log_query)
         rows, _ = kernels.log_linear_read(
-            log_query, self._shift_of_rows(v), sums.totals, cast("Tensor", sums.shift)
+            log_query,
+            self._shift_of_rows(v),
+            sums.totals,
+            cast("Tensor", sums.shift),
         )
         # The sums are in float32 at least, for values of any dtype.
         return rows.to(v.dtype)
@@ -188,8 +200,9 @@ class LogLowRankCoupling(PooledCoupling):
         return transposed
 
     def _log_at(self, edge_index: Pairs) -> Entries:
-        entries = self.terms.entries(edge_index)
-        return fill_across(entries, edge_index, self.ptr, -torch.inf)
+        return fill_across(
+            self.terms.entries(edge_index), edge_index, self.ptr, -torch.inf
+        )
 
     def _at(self, edge_index: Pairs) -> Entries:
         return self._log_at(edge_index).exp()

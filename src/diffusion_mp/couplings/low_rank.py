@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import reduce
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -70,8 +70,9 @@ class Sums(NamedTuple):
         if self.shift is None or shift is None:
             return self.totals
         # Sums over no senders have the shift −∞ and totals of zero; −∞ − (−∞) would make them NaN.
-        change = (self.shift - shift).masked_fill(self.shift == shift, 0.0)
-        return self.totals * change.exp().to(self.totals)
+        return self.totals * (self.shift - shift).masked_fill(
+            self.shift == shift, 0.0
+        ).exp().to(self.totals)
 
 
 def merged(parts: list[Sums]) -> Sums:
@@ -279,8 +280,9 @@ class UniformCoupling(LowRankCoupling):
     def _pool(self, v: Values) -> Sums:
         # The number of nodes goes with the sums, so that the mean over several blocks is known.
         total = v.sum(0, dtype=wide_dtype(v.dtype))
-        count = total.new_full((len(total), 1), v.size(0))
-        return Sums(torch.cat([total, count], dim=1))
+        return Sums(
+            torch.cat([total, total.new_full((len(total), 1), v.size(0))], dim=1)
+        )
 
     def _read(self, sums: Sums, v: Values) -> Values:
         row = sums.totals[:, :-1]
@@ -371,23 +373,22 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
         key = self.key
         if unit:
             query, key = unit_rows(query, key)
+        # The constant of all scores is one more feature.
+        features = with_constant(query, constant), with_constant(key, 1.0)
         pairs: Coupling = LowRankCoupling(
-            # The constant of all scores is one more feature.
-            with_constant(query, constant),
-            with_constant(key, 1.0),
-            self.ptr,
-            symmetric=self.mutual,
-            nonnegative=self.nonnegative,
+            *features, self.ptr, symmetric=self.mutual, nonnegative=self.nonnegative
         )
         if own:
+            options: dict[str, Any] = {"dtype": query.dtype, "device": query.device}
             # Of every node the number of nodes of its graph, which ``own`` multiplies.
-            one = widened(torch.ones_like(query[:, :1, :1]))
-            counts = kernels.linear_product(one, one, one, self.ptr).squeeze(2)
-            identity = IdentityCoupling(
-                self.num_nodes, dtype=query.dtype, device=query.device
-            )
+            counts = UniformCoupling(
+                self.num_nodes, self.ptr, normalize=False, **options
+            ).degree()
             loops = ReweightedCoupling(
-                identity, own * counts, symmetric=True, nonnegative=own > 0
+                IdentityCoupling(self.num_nodes, **options),
+                own * counts,
+                symmetric=True,
+                nonnegative=own > 0,
             )
             pairs = loops + pairs
         return row_normalized(pairs)
@@ -401,10 +402,13 @@ class LinearAttentionCoupling(FeatureCoupling, PooledCoupling):
 
     def degree(self) -> ByRow:
         """Return 1 for every row, or 0 for a row whose sum is zero."""
-        # The kernel decides which sums count as zero, so it is asked.
         with torch.no_grad():
-            sums = self._product(self._ones(self.dtype).unsqueeze(2))
-        return (sums != 0).squeeze(2).to(self.dtype)
+            return (
+                # The kernel decides which sums count as zero, so it is asked.
+                (self._product(self._ones(self.dtype).unsqueeze(2)) != 0)
+                .squeeze(2)
+                .to(self.dtype)
+            )
 
     def _at(self, edge_index: Pairs) -> Entries:
         return self._by_entries()._at(edge_index)

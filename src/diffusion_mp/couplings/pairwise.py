@@ -167,7 +167,14 @@ class PairwiseCoupling(FeatureCoupling):
         if transpose:
             query, key, row, column = key, query, column, row
         return pairwise.pairwise_product(
-            query, key, values, row, column, self.ptr, loops=self.loops, **options
+            query,
+            key,
+            values,
+            row,
+            column,
+            self.ptr,
+            loops=self.loops,
+            **options,
         ).view_as(v)
 
     def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
@@ -463,7 +470,11 @@ class SparseFlowCoupling(Coupling):
         features = sparse_flow.Features(*heads_of(v, *self._features))
         terms = RowTerms(*(t.expand(-1, v.size(1)) for t in self._terms))
         return sparse_flow.sparse_flow_product(
-            *features, v, terms, self.ptr, transpose=transpose
+            *features,
+            v,
+            terms,
+            self.ptr,
+            transpose=transpose,
         )
 
     def _transpose(self) -> Coupling:

@@ -114,12 +114,12 @@ class DenseCoupling(Coupling):
         # Autocast would round the entries, and a constant state would not stay constant.
         with without_autocast(v):
             received = []
-            sent = v.transpose(0, 1).split([block.size(1) for block in self.blocks], 1)
+            sent = v.split([block.size(1) for block in self.blocks])
             for block, part in zip(self.blocks, sent, strict=True):
                 (entries, values), _ = accumulating(block, part)
                 if transpose:
                     entries = entries.mT
-                received.append((entries @ values).transpose(0, 1))
+                received.append((entries @ values.transpose(0, 1)).transpose(0, 1))
             return torch.cat(received).to(v.dtype)
 
     def _transpose(self) -> Coupling:
@@ -142,9 +142,9 @@ class DenseCoupling(Coupling):
 
 def _is_symmetric(block: Tensor) -> bool:
     # Relative to the largest entry, at whose size sums that cancel were rounded.
-    if not block.numel():
-        return True
-    rounding = 64 * torch.finfo(block.dtype).eps * block.abs().max()
+    rounding = (
+        64 * torch.finfo(block.dtype).eps * (block.abs().max() if block.numel() else 0)
+    )
     return bool(((block - block.mT).abs() <= rounding).all())
 
 
@@ -152,10 +152,12 @@ def _sums_to_one(block: Tensor) -> bool:
     """Return whether every row sums to one up to rounding, or is zero."""
     # In at least float32: half precision cannot count beyond 2048 entries.
     rows = block.sum(2, dtype=wide_dtype(block.dtype))
-    size = block.abs().sum(2).to(rows.dtype).clamp(min=1)
-    is_one = (rows - 1).abs() <= 4 * torch.finfo(block.dtype).eps * size
-    is_zero = (block == 0).all(2)
-    return bool((is_one | is_zero).all())
+    rounding = (
+        4
+        * torch.finfo(block.dtype).eps
+        * block.abs().sum(2).to(rows.dtype).clamp(min=1)
+    )
+    return bool((((rows - 1).abs() <= rounding) | (block == 0).all(2)).all())
 
 
 def _check_weight(weight: Tensor, graph: Graph) -> None:
@@ -269,9 +271,12 @@ class SparseCoupling(Coupling):
         pattern, places, senders, counts = self._senders
         apply = torch.mul if matrix.dim() == 2 else functional.linear
         rows = zip(at_rows(senders, v).split(counts), matrix, strict=True)
-        sent = torch.cat([apply(some, by) for some, by in rows]).unsqueeze(1)
-        weight = self.weight.take(places).unsqueeze(1)
-        return spmm(pattern, weight, sent).squeeze(1)
+        sent = torch.cat(
+            [apply(some, by) for some, by in rows],
+        )
+        return spmm(
+            pattern, self.weight.take(places).unsqueeze(1), sent.unsqueeze(1)
+        ).squeeze(1)
 
     @cached_property
     def _senders(self) -> tuple[Pattern, Tensor, Compressed, list[int]]:
@@ -281,17 +286,25 @@ class SparseCoupling(Coupling):
         number of pairs of each head.
         """
         edge, head = self.weight.detach().nonzero(as_tuple=True)
-        source, target = self.graph.edges[:, edge]
+        source, target = (end.index_select(0, edge) for end in self.graph.edges)
+        pairs, position = torch.unique(
+            # One number for a head and a sender, by which the pairs are sorted by head.
+            head * self.num_nodes + source,
+            return_inverse=True,
+        )
         size = self.num_nodes
-        # One number for a head and a sender, by which the pairs are sorted by head.
-        number = head * size + source
-        pairs, position = torch.unique(number, return_inverse=True)
-        by_row = Compressed(target, position, size)
-        pattern = Pattern(by_row, Compressed(position, target, len(pairs)))
+        count = len(pairs)
+        pattern = Pattern(
+            Compressed(target, position, size), Compressed(position, target, count)
+        )
         heads = pairs // size
         counts = torch.bincount(heads, minlength=self.heads).tolist()
-        senders = Compressed(pairs % size, heads, size)
-        return pattern, edge * self.heads + head, senders, counts
+        return (
+            pattern,
+            edge * self.heads + head,
+            Compressed(pairs % size, heads, size),
+            counts,
+        )
 
     def _transpose(self) -> Coupling:
         # Kept by the graph, since every transpose and every gradient needs its edges in this order.
@@ -303,8 +316,9 @@ class SparseCoupling(Coupling):
         # A sum over many edges leaves the range of half precision.
         if self.heads > 1:  # sums of many columns are faster along compressed rows
             return row_sums(self.graph.pattern.by_row, total)
-        zero = total.new_zeros(self.num_nodes, 1)
-        return zero.index_add(0, self.graph.edges[1], total)
+        return total.new_zeros(self.num_nodes, 1).index_add(
+            0, self.graph.edges[1], total
+        )
 
     def _at(self, edge_index: Pairs) -> Entries:
         return entries_at(edge_index, self.graph.edges, self.weight, self.num_nodes)

@@ -172,13 +172,11 @@ class GATDiffusivity(Diffusivity):
 
     def _scores(self, x: State) -> tuple[Tensor, Tensor]:
         """Return α_src·x and α_dst·x [N, H], by one product with a block-diagonal matrix."""
-        blocks = [
-            torch.diag_embed(att[0].t()).transpose(0, 1).flatten(0, 1)
-            for att in (self.att_src, self.att_dst)
-        ]
+        attention = (self.att_src[0], self.att_dst[0])
+        blocks = torch.cat([torch.block_diag(*by_head) for by_head in attention])
         with without_autocast(x):
-            (state, by_head), _ = accumulating(x, torch.cat(blocks, 1))
-            sent, received = (state @ by_head).chunk(2, 1)
+            (state, blocks), _ = accumulating(x, blocks)
+            sent, received = (state @ blocks.t()).chunk(2, 1)
         return sent, received
 
     def _edge_scores(

@@ -183,7 +183,13 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             return PairwiseCoupling(q, k, graph.segments)
         query, key = self.friction_features(x, graph)
         return SparseFlowCoupling(
-            q, k, query, key, graph.segments, lam=self._lam(graph, q), alpha=self.alpha
+            q,
+            k,
+            query,
+            key,
+            graph.segments,
+            lam=self._lam(graph, q),
+            alpha=self.alpha,
         )
 
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:

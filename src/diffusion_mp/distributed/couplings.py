@@ -72,7 +72,10 @@ class SummedCoupling(OverRanks):
         # Over the samples, as `around` takes it.
         most = shift.amax(1, keepdim=True)
         features = LogTerms(
-            coupling.log_query, coupling.log_key, coupling.col_shift, None
+            coupling.log_query,
+            coupling.log_key,
+            coupling.col_shift,
+            None,
         )
         terms = features.around(most.squeeze((1, 3)))
         _, log_sum = log_linear_read(terms.log_query, None, counts.totals, shift - most)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
+from torch.nn.functional import pad
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling
 from diffusion_mp.couplings.base import TransposedCoupling
@@ -140,10 +141,12 @@ class RingCoupling(OverRanks):
 
     def _features(self) -> tuple[Tensor, Tensor]:
         """Return the features of queries and keys as blocks."""
-        query = self.coupling.query
-        key = self.coupling.key
         # A copy of a row has scores that some row has anyway, and so leaves their range as it is.
-        return self.ring.padded(query, query[-1:]), self.ring.padded(key, key[-1:])
+        query, key = (
+            self.ring.padded(rows, rows[-1:])
+            for rows in (self.coupling.query, self.coupling.key)
+        )
+        return query, key
 
     @cached_property
     def _level(self) -> Float[Tensor, "block H"]:
@@ -184,7 +187,7 @@ class RingCoupling(OverRanks):
 
     def _with_sums(self, v: HeadState) -> tuple[HeadState, Float[Tensor, "N H one"]]:
         """Return Σ_j w_ij v_j and the row sums Σ_j w_ij."""
-        moved = self._weighted(torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2))
+        moved = self._weighted(pad(v, (0, 1), value=1.0))
         return moved[:, :, :-1], moved[:, :, -1:]
 
     def _product(self, v: HeadState, *, transpose: bool = False) -> HeadState:

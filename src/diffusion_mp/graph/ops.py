@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -155,21 +155,20 @@ def members(
     return cast("tuple[Tensor, Tensor]", values[key])
 
 
-def max_rows(
-    x: Float[Tensor, "N H F"], ptr: Tensor | None
-) -> Float[Tensor, "rows H F"]:
-    """Return the maximum over the rows of each row's graph: [1, H, F] for one graph, [N, H, F] for a batch."""
+def max_rows(x: Tensor, ptr: Tensor | None) -> Tensor:
+    """Return the maximum over the rows of each row's graph: [1, ...] for one graph, [N, ...] for a batch."""
     if ptr is None:
         # torch has no maximum over zero rows, and no size may decide this while it compiles.
         if torch.compiler.is_compiling() or not len(x):
-            x = pad(x, (0, 0, 0, 0, 0, 1), value=-torch.inf)
+            x = torch.cat([x, x.new_full((1, *x.shape[1:]), -torch.inf)])
         return x.amax(0, keepdim=True)
     member, count = members(ptr, x.size(0), x.device)
     # torch scatters numbers and not rows: every number of a row has the index of the row.
-    index = member[:, None, None].expand_as(x)
+    index = member.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
     # A graph without rows keeps −∞, which no row reads.
     largest = x.new_full((count.size(0), *x.shape[1:]), -torch.inf)
-    return largest.scatter_reduce(0, index, x, "amax")[member]
+    largest = largest.scatter_reduce(0, index, x, "amax")
+    return largest.gather(0, index)
 
 
 def graph_sizes(ptr: Tensor | None, num_nodes: int) -> list[int]:

@@ -52,16 +52,19 @@ def jacobian(function: Operator, z: Tensor) -> Tensor:
         pull = vjp(function, z)[1]
         return vmap(lambda unit: pull(unit)[0], chunk_size=CHUNK)(units).flatten(1)
     # In forward mode, operations of this library are formulas, which `vmap` takes.
-    push = vmap(lambda unit: jvp(function, (z,), (unit,))[1], chunk_size=CHUNK)
-    return push(units).flatten(1).t()
+    columns = vmap(lambda unit: jvp(function, (z,), (unit,))[1], chunk_size=CHUNK)(
+        units
+    )
+    return columns.flatten(1).t()
 
 
 def on_values() -> AbstractContextManager[Any]:
     """Run an iteration outside of what is recorded, for instance by ``torch.func.linearize``, which has no values."""
     if not dispatch_mode_active():
         return nullcontext()
-    # It imports SymPy.
-    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+    from torch.fx.experimental.proxy_tensor import (
+        disable_proxy_modes_tracing,
+    )  # it imports SymPy
 
     return disable_proxy_modes_tracing()
 
@@ -118,11 +121,9 @@ def product(function: Operator, z: Tensor) -> Operator:
         )[0]
     if not pulled.requires_grad:
         return torch.zeros_like
-
-    def push(u: Tensor) -> Tensor:
-        return torch.autograd.grad(pulled, direction, u, retain_graph=True)[0].detach()
-
-    return push
+    return lambda u: torch.autograd.grad(pulled, direction, u, retain_graph=True)[
+        0
+    ].detach()
 
 
 def dense_solution(matrix: Tensor, b: Tensor) -> Tensor:

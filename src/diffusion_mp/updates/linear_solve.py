@@ -195,7 +195,11 @@ def solve(
 
     def inverse(rhs: Tensor) -> Tensor:
         return conjugate_gradients(
-            operator, rhs, metric=metric, preconditioner=preconditioner, **options
+            operator,
+            rhs,
+            metric=metric,
+            preconditioner=preconditioner,
+            **options,
         )
 
     def adjoint(rhs: Tensor) -> Tensor:

@@ -47,9 +47,10 @@ def quadratic_minimiser(
     parts = [
         term.term if isinstance(term, ScaledTerm) else term for term in energy.terms
     ]
-    for part in parts:
-        if isinstance(part, CouplingTerm) and not part.coupling.whole:
-            return None
+    if any(
+        isinstance(part, CouplingTerm) and not part.coupling.whole for part in parts
+    ):
+        return None
     if len(parts) == 1 and isinstance(parts[0], SourceTerm):
         return parts[0].source.clone()  # what a layer returns can be written to
     terms = [_weighed_in_double(term) for term in energy.terms]
@@ -100,8 +101,9 @@ def _iterated(
     channels = wide.size(1) * wide.size(2)
     solution = solve(
         operator,
-        # One column, since a matrix may mix all channels.
-        constant.expand_as(wide).reshape(-1, 1, 1),
+        constant.expand_as(wide).reshape(
+            -1, 1, 1
+        ),  # one column, since a matrix may mix all channels
         preconditioner=preconditioner,
         ptr=None if graph.segments is None else channels * graph.segments,
         least=float(least.detach()),
