@@ -159,7 +159,7 @@ class Blocks:
 def _block(x: Tensor, rows: slice) -> Tensor:
     if x.layout is torch.strided:
         return x[rows]
-    return select_rows(x, torch.arange(len(x), device=x.device)[rows])
+    return select_rows(x, torch.arange(*rows.indices(len(x)), device=x.device))
 
 
 class _RowWise(nn.Module):
