@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any, Literal, NoReturn, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch_geometric.nn.dense import Linear
 from tqdm import tqdm
 
-from diffusion_mp.checks import (
-    as_device,
-    check_choice,
-    check_counts,
-    check_flags,
-    check_kind,
-)
+from diffusion_mp.checks import Count, as_device, checked
 from diffusion_mp.couplings import Coupling, PooledCoupling, merged
+from diffusion_mp.couplings.base import of_coupling
+from diffusion_mp.couplings.shapes import State
 from diffusion_mp.diffusivities import Diffusivity
 from diffusion_mp.energies import Constraint, EnergyTerm, Penalty
-from diffusion_mp.energies.pairs import Bound, HeadState, Scalar
+from diffusion_mp.energies.pairs import HeadState, Scalar
+from diffusion_mp.energies.terms import Majorant, SharedTerm
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.sparse_rows import select_rows
 from diffusion_mp.layers.certified_block import Edges, TermModule
 from diffusion_mp.layers.features import check_input
-from diffusion_mp.runtime.cache import cached_property
 from diffusion_mp.runtime.progress import progress_bar, show_progress
 
 
+@checked
 def full_graph_inference(
     model: nn.Module,
-    x: Float[Tensor, "N C"],
+    x: State,
     edge_index: Edges = None,
     edge_weight: Tensor | None = None,
     *,
     edge_attr: Tensor | None = None,
-    block_size: int = 1 << 14,
+    block_size: Count = 1 << 14,
     device: torch.device | str | None = None,
     progress: bool = False,
     method: Literal["forward", "energies", "certificate"] = "forward",
@@ -79,15 +76,8 @@ def full_graph_inference(
         >>> torch.allclose(out, model(x, edge_index), atol=1e-5)
         True
     """
-    check_kind(model, "model", nn.Module, "a model called as model(x, graph)")
-    check_input(
-        x,
-        channels=x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else 0,
-        module=None,
-    )
-    check_counts(block_size=block_size)
-    check_flags(progress=progress)
-    check_choice(method, "method", ["forward", "energies", "certificate"])
+    channels = x.size(1) if isinstance(x, Tensor) and x.dim() == 2 else 0
+    check_input(x, channels=channels, module=None)
     if not hasattr(model, method):
         raise ValueError(
             f"method must be 'forward' for a model that is not certified; got {method!r}, which {type(model).__name__} "
@@ -107,12 +97,9 @@ def full_graph_inference(
         runner = deepcopy(model).to(x.device).eval()
         blocks.take_over(runner)
         # Usually one pass for each row-wise module and two for each coupling.
-        passes = sum(
-            1 + isinstance(part, _Blockwise)
-            for part in runner.modules()
-            if isinstance(part, (_RowWise, _Blockwise))
-        )
-        total = passes * -(-x.size(0) // block_size)
+        kinds = [type(part) for part in runner.modules()]
+        passes = kinds.count(_RowWise) + 2 * kinds.count(_Blockwise)
+        total = passes * math.ceil(x.size(0) / block_size)
         with progress_bar("inference", "block", total) as blocks.bar:
             # Not ``runner.forward``, which would skip the hooks of the model.
             compute = runner if method == "forward" else getattr(runner, method)
@@ -158,12 +145,13 @@ class Blocks:
 
     def joined(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Return the concatenated results of :meth:`each`, on the device of the first tensor."""
-        out = None
+        first = tensors[0]
+        out: Tensor | None = None
         for rows, part in self.each(function, *tensors):
             # Written block by block: a list of all blocks and their concatenation would be two copies of the result.
             if out is None:
-                shape = (tensors[0].size(0), *part.shape[1:])
-                out = torch.empty(shape, dtype=part.dtype, device=tensors[0].device)
+                shape = (first.size(0), *part.shape[1:])
+                out = part.new_empty(shape, device=first.device)
             out[rows] = part
         return cast("Tensor", out)
 
@@ -171,7 +159,7 @@ class Blocks:
 def _block(x: Tensor, rows: slice) -> Tensor:
     if x.layout is torch.strided:
         return x[rows]
-    return select_rows(x, torch.arange(*rows.indices(x.size(0)), device=x.device))
+    return select_rows(x, torch.arange(*rows.indices(len(x)), device=x.device))
 
 
 class _RowWise(nn.Module):
@@ -202,7 +190,7 @@ class _ByBlocks(nn.Module):
         return BlockwiseTerm(term, self.blocks)
 
 
-class BlockwiseTerm(EnergyTerm):
+class BlockwiseTerm(SharedTerm):
     """A term of single rows, one block of rows after the other, on the device of the state."""
 
     depends_on = "rows"
@@ -212,35 +200,24 @@ class BlockwiseTerm(EnergyTerm):
         self.blocks = blocks
         self.quadratic = term.quadratic
 
-    def _each(
-        self, z: HeadState, function: Callable[[EnergyTerm, HeadState, Graph], Tensor]
-    ) -> Iterator[tuple[slice, Tensor]]:
+    def _parts(
+        self, z: HeadState
+    ) -> Iterator[tuple[slice, EnergyTerm, HeadState, Graph]]:
+        """Yield the rows of every block, with the term, the state and the graph of these rows."""
         for rows in self.blocks.slices(len(z)):
             some = z[rows]
-            yield rows, function(self.term.block(rows), some, Graph(len(some)))
-
-    def _joined(
-        self,
-        z: HeadState,
-        channels: int,
-        function: Callable[[EnergyTerm, HeadState, Graph], Tensor],
-    ) -> Tensor:
-        out = z.new_empty(*z.shape[:2], channels)
-        for rows, part in self._each(z, function):
-            out[rows] = part
-        return out
+            yield rows, self.term.block(rows), some, Graph(len(some))
 
     def value(self, z: HeadState, graph: Graph) -> Scalar:
-        values = self._each(z, lambda term, some, graph: term.value(some, graph))
-        return torch.stack([value for _, value in values]).sum()
+        values = [term.value(some, part) for _, term, some, part in self._parts(z)]
+        return torch.stack(values).sum()
 
-    def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
-        return self._joined(
-            z, z.size(2), lambda term, some, graph: term.half_gradient(some, graph)
-        )
-
-    def bound(self, z: HeadState, graph: Graph) -> Bound:
-        return self._joined(z, 1, lambda term, some, graph: term.bound(some, graph))
+    def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
+        half = torch.empty_like(z)
+        damping = torch.empty_like(z[:, :, :1])
+        for rows, term, some, part in self._parts(z):
+            half[rows], damping[rows] = term.majorant(some, part, convex)
+        return Majorant(half, damping)
 
     def flaw(self, constraint: Constraint) -> str | None:
         return self.term.flaw(constraint)
@@ -265,7 +242,7 @@ class _Blockwise(Diffusivity):
         """The δ of the diffusivity; a property, since a module δ must not become a second submodule."""
         return self.diffusivity.penalty
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         # Only a coupling says whether it can be pooled and what it promises: one of a single row is made to ask.
         centre: list[Tensor] = []
         example = self.diffusivity.to(x.device).couple(x[:1], RowBlock(x[:1], centre))
@@ -297,29 +274,18 @@ class RowBlock(Graph):
 
 
 class PartialCoupling(Coupling):
-    """Base of couplings that hold some rows at a time. They have products, and the properties declared by ``like``."""
+    """Base of couplings that hold some rows at a time. They have products, and the promises of ``coupling``."""
 
-    no_transpose = "some rows of a coupling have no transpose; ask the coupling itself."
+    no_transpose: str
 
-    def __init__(self, num_nodes: int, like: Coupling) -> None:
-        super().__init__(num_nodes, like.heads, like)
-        self.like = like
+    symmetric = of_coupling("symmetric")
+    row_stochastic = of_coupling("row_stochastic")
+    nonnegative = of_coupling("nonnegative")
+    positive_semidefinite = of_coupling("positive_semidefinite")
 
-    @cached_property
-    def symmetric(self) -> bool:
-        return self.like.symmetric
-
-    @cached_property
-    def row_stochastic(self) -> bool:
-        return self.like.row_stochastic
-
-    @cached_property
-    def nonnegative(self) -> bool:
-        return self.like.nonnegative
-
-    @cached_property
-    def positive_semidefinite(self) -> bool:
-        return self.like.positive_semidefinite
+    def __init__(self, num_nodes: int, coupling: Coupling) -> None:
+        super().__init__(num_nodes, coupling.heads, coupling)
+        self.coupling = coupling
 
     def _transpose(self) -> NoReturn:
         raise NotImplementedError(self.no_transpose)
@@ -337,15 +303,15 @@ class BlockwiseCoupling(PartialCoupling):
         self,
         couple: Callable[[Tensor], Any],
         example: PooledCoupling,
-        x: Float[Tensor, "N C"],
+        x: State,
         blocks: Blocks,
     ) -> None:
-        super().__init__(x.size(0), example)
+        super().__init__(len(x), example)
         self.couple = couple
         self.x = x
         self.blocks = blocks
 
-    def _product(self, v: Float[Tensor, "N H D"]) -> Float[Tensor, "N H D"]:
+    def _product(self, v: HeadState) -> HeadState:
         # Every pass couples the rows of a block anew: keeping their features would take as much memory as all rows do.
         pooled = self.blocks.each(lambda x, v: self.couple(x).pool(v), self.x, v)
         # Sums over senders are small, whatever the number of nodes, so the sums of all blocks fit.

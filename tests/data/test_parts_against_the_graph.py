@@ -275,6 +275,7 @@ def test_edges_of_a_part_are_a_tensor():
         edges.to("meta"),
     ):
         assert same.full_degree.device == same.device
+    assert type(torch.zeros(3).to(edges)) is Tensor
     with pytest.raises(
         ValueError, match=r"full_degree must be floating point \[4, 2\]"
     ):

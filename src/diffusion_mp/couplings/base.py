@@ -180,7 +180,7 @@ class Coupling(ABC):
     def __matmul__(self, v: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
         """Return S v for ``v`` [N, H, D]; with one head also for a vector [N] or a state [N, C]."""
         if isinstance(v, Tensor) and v.dim() in (1, 2) and self.heads == 1:
-            values = v.unsqueeze(1) if v.dim() == 2 else v[:, None, None]
+            values = v.view(len(v), 1, v.shape[1:].numel())
             return self.matmul(values).reshape(v.shape)
         return self.matmul(v)
 
@@ -291,9 +291,9 @@ class Coupling(ABC):
     def dirichlet(self, x: Tensor) -> Float[Tensor, " heads"]:
         """Return the Dirichlet energy of a state for every head, accumulated in at least float32.
 
-        With the row sums d and the column sums c of S:
+        With the row sums D and the column sums C of S:
 
-            Σ_ij s_ij ‖x_i − x_j‖² = Σ_i (d_i + c_i)‖x_i‖² − 2⟨x, S x⟩
+            Σ_ij s_ij ‖x_i − x_j‖² = ⟨x, (D − S)x⟩ + ⟨x, (C − Sᵀ)x⟩
 
         Args:
             x: state [N, C] or [N, H, D].
@@ -302,16 +302,13 @@ class Coupling(ABC):
             One energy per head, [H].
         """
         if isinstance(x, Tensor) and x.dim() == 2:
-            values = x.unsqueeze(1)
-        else:
-            values = x
-        self.check(values, "x")
-        values = widened(values)
-        # Subtracting the mean of each graph changes nothing, and the two terms then cancel fewer digits.
+            x = x.unsqueeze(1)
+        self.check(x, "x")
+        values = widened(x)
+        # Subtracting the mean of each graph changes nothing, and fewer digits cancel.
         values = values - detached_mean_rows(values, self.ptr)
-        ends = self.exact_degree(values.dtype) + self.T.exact_degree(values.dtype)
-        squares = (ends * values.square().sum(2)).sum(0)
-        return squares - 2 * (values * (self @ values)).sum((0, 2))
+        moved = self.laplacian(values) + self.T.laplacian(values)
+        return (values * moved).sum((0, 2))
 
     def laplacian(self, v: Sent) -> Received:
         """Return the Laplacian (D − S) v = d·v − S v, where d are the row sums, in at least float32.
@@ -407,11 +404,9 @@ class Coupling(ABC):
         """Return the entries of checked pairs; here by one product with a unit vector for each distinct source."""
         # Many pairs share a source, and a product serves all of them.
         source, column = torch.unique(edge_index[0], return_inverse=True)
-        units = torch.zeros(
-            self.num_nodes, 1, source.numel(), dtype=self.dtype, device=self.device
-        )
         # Column c is the unit vector of the c-th source.
-        units[source, 0, torch.arange(source.numel(), device=self.device)] = 1
+        nodes = torch.arange(self.num_nodes, device=self.device)
+        units = (nodes[:, None, None] == source).to(self.dtype)
         return (self @ units)[edge_index[1], :, column]
 
     def _log_at(self, edge_index: Pairs) -> Entries:
@@ -495,7 +490,8 @@ class Coupling(ABC):
                 f"a coupling on the meta device has no values to multiply with; got {self!r}."
             )
 
-        def multiply(coupling: Coupling, x: np.ndarray) -> np.ndarray:
+        def multiply(x: np.ndarray, transpose: bool = False) -> np.ndarray:
+            coupling = self.T if transpose else self
             # SciPy passes slices of its workspace, and integers; torch takes no negative strides.
             columns = np.ascontiguousarray(x, dtype=np.float64)
             values = torch.from_numpy(columns).to(self.device)
@@ -505,16 +501,12 @@ class Coupling(ABC):
                 product = coupling.matmul(values.reshape(self.num_nodes, 1, columns_of))
             return product[:, head].double().cpu().numpy().reshape(x.shape)
 
-        forward = partial(multiply, self)
-
-        def adjoint(x: np.ndarray) -> np.ndarray:
-            return multiply(self.T, x)
-
+        adjoint = partial(multiply, transpose=True)
         return LinearOperator(
             self.shape[1:],
-            forward,
+            multiply,
             rmatvec=adjoint,
-            matmat=forward,
+            matmat=multiply,
             rmatmat=adjoint,
             dtype=np.float64,
         )
@@ -607,11 +599,11 @@ class Coupling(ABC):
 
     def __repr__(self) -> str:
         # Only promises that are known already: finding one may take a product or a pass over the entries.
-        known = {
-            name: vars(self).get(name, getattr(type(self), name)) for name in PROMISES
-        }
-        promises = [f", {name}" for name, promise in known.items() if promise is True]
-        return f"{type(self).__name__}(num_nodes={self.num_nodes}, heads={self.heads}{''.join(promises)})"
+        shown = [f"num_nodes={self.num_nodes}", f"heads={self.heads}"]
+        for name in PROMISES:
+            if vars(self).get(name, getattr(type(self), name)) is True:
+                shown.append(name)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def float(self: C) -> C:
         """Return S in single precision."""
@@ -622,7 +614,7 @@ class Coupling(ABC):
         return self.to(torch.float64)
 
 
-def _of_coupling(name: str) -> cached_property[Any]:
+def of_coupling(name: str) -> cached_property[Any]:
     """Return a property that reads the property ``name`` of ``coupling``."""
     return cached_property(lambda derived: getattr(derived.coupling, name))
 
@@ -646,25 +638,23 @@ class DerivedCoupling(Coupling):
         _checked: bool | None = False,
         **promises: bool | None,
     ) -> None:
-        heads = heads or coupling.heads
         super().__init__(
-            # Row boundaries are those of the coupling, read when they are needed.
             coupling.num_nodes,
-            heads,
+            heads or coupling.heads,
             coupling,
-            None,
+            None,  # row boundaries are those of the coupling, read when they are needed
             _checked=_checked,
             **promises,
         )
         self.coupling = coupling
 
-    ptr = _of_coupling("ptr")
-    symmetric = _of_coupling("symmetric")
-    low_rank = _of_coupling("low_rank")
-    _metric = _of_coupling("metric")
-    quadratic = _of_coupling("quadratic")
-    whole = _of_coupling("whole")
-    examines = _of_coupling("examines")
+    ptr = of_coupling("ptr")
+    symmetric = of_coupling("symmetric")
+    low_rank = of_coupling("low_rank")
+    _metric = of_coupling("metric")
+    quadratic = of_coupling("quadratic")
+    whole = of_coupling("whole")
+    examines = of_coupling("examines")
 
 
 class TransposedCoupling(DerivedCoupling):
@@ -674,7 +664,7 @@ class TransposedCoupling(DerivedCoupling):
     low_rank = False
     _metric = None
 
-    nonnegative = _of_coupling("nonnegative")
+    nonnegative = of_coupling("nonnegative")
 
     def _product(self, v: Values) -> Values:
         return self.coupling._product(v, transpose=True)  # type: ignore[call-arg]
@@ -889,18 +879,16 @@ class SumCoupling(Coupling):
         empty = []
         for term in self.terms:
             factor = 1.0
-            part = term
             if isinstance(term, ScaledCoupling) and not isinstance(term.scale, Tensor):
                 factor = term.scale
-                part = term.coupling
-            if not part.row_stochastic:
+                term = term.coupling
+            if not term.row_stochastic:
                 return False
             total += factor
             # Where one term alone has a zero row, the others of that row add up to less than one.
-            empty.append(part.degree() == 0)
-        return abs(total - 1.0) < 1e-12 and all(
-            bool((rows == empty[0]).all()) for rows in empty
-        )
+            empty.append(term.degree() == 0)
+        alike = all(bool((rows == empty[0]).all()) for rows in empty)
+        return alike and abs(total - 1.0) < 1e-12
 
     @cached_property
     def low_rank(self) -> bool:
@@ -909,12 +897,11 @@ class SumCoupling(Coupling):
     @cached_property
     def _metric(self) -> ByRow | None:
         """The metric of all terms. A diagonal term is self-adjoint in any metric."""
-        metrics = [term.metric for term in self._reaching or self.terms]
-        first = metrics[0]
-        if first is None:
-            return None
-        same = all(m is not None and bool((m == first).all()) for m in metrics)
-        return first if same else None
+        first, *others = [term.metric for term in self._reaching or self.terms]
+        for metric in others:
+            if first is None or metric is None or bool((metric != first).any()):
+                return None
+        return first
 
     @property
     def _reaching(self) -> list[Coupling]:
@@ -926,15 +913,13 @@ class SumCoupling(Coupling):
     @property
     def _over_the_same_graphs(self) -> bool:
         """Whether all terms that couple different nodes have the same row boundaries."""
-        return all(
-            term.ptr is self.ptr
-            or (
-                term.ptr is not None
-                and self.ptr is not None
-                and torch.equal(term.ptr, self.ptr)
-            )
-            for term in self._reaching
-        )
+        bounds = [term.ptr for term in self._reaching]
+        for ptr in bounds:
+            if ptr is bounds[0]:
+                continue
+            if ptr is None or bounds[0] is None or not torch.equal(ptr, bounds[0]):
+                return False
+        return True
 
     def _product(self, v: Values) -> Values:
         total = self.terms[0]._product(v)
@@ -951,9 +936,8 @@ class SumCoupling(Coupling):
 
     def laplacian_and_degree(self, v: Sent) -> tuple[Received, ByRow]:
         # Each term cancels by itself, since large terms would round away the difference of a small one.
-        laplacians, degrees = zip(
-            *[term.laplacian_and_degree(v) for term in self.terms], strict=True
-        )
+        parts = [term.laplacian_and_degree(v) for term in self.terms]
+        laplacians, degrees = zip(*parts, strict=True)
         return reduce(add, laplacians), reduce(add, degrees)
 
     def majorant(self, convex: bool, degree: ByRow | None = None) -> ByRow:
@@ -969,13 +953,10 @@ class SumCoupling(Coupling):
         return reduce(add, [term._at(edge_index) for term in self.terms])
 
     def low_rank_form(self, dtype: torch.dtype) -> LowRankForm | None:
-        forms = [
-            form
-            for term in self.terms
-            if (form := term.low_rank_form(dtype)) is not None
-        ]
-        if forms and self._over_the_same_graphs:
-            return LowRankForm.total(forms)
+        forms = [term.low_rank_form(dtype) for term in self.terms]
+        known = [form for form in forms if form is not None]
+        if known and self._over_the_same_graphs:
+            return LowRankForm.total(known)
         return None
 
     def _dense(self) -> Matrices:
@@ -984,11 +965,12 @@ class SumCoupling(Coupling):
 
 def check_coupling_kind(coupling: object, name: str = "coupling") -> None:
     """Raise ``TypeError`` unless ``coupling`` is a `Coupling`."""
-    if not isinstance(coupling, Coupling):
-        raise TypeError(
-            f"{name} must be a Coupling; got {checks.describe(coupling)}. A diffusivity makes one, D(x, graph); "
-            f"a layer returns its own with return_coupling=True."
-        )
+    checks.check_kind(
+        coupling,
+        name,
+        Coupling,
+        "a Coupling, as a diffusivity makes by D(x, graph), and a layer returns with return_coupling=True",
+    )
 
 
 def _of_part(part: Any, change: Callable[[Any], Any]) -> Any:
@@ -1009,6 +991,7 @@ def _once(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return ``change`` that copies each object once: if query and key are one tensor, kernels do half of the work."""
     copies: dict[Any, Any] = {}
 
+    # Not ``functools.cache``, which torch.compile ignores.
     def changed(part: Any) -> Any:
         if part not in copies:
             copies[part] = change(part)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffusion_mp.checks import check_device, check_tensor, describe
 from diffusion_mp.couplings.base import PROMISES, Coupling
@@ -89,10 +90,8 @@ def fill_across(
     """Return numbers of listed pairs [2, E], with ``fill`` where source and target lie in different graphs."""
     if ptr is None:
         return pairs
-    return pairs.masked_fill(
-        (graph_of(ptr, edge_index[1]) != graph_of(ptr, edge_index[0])).unsqueeze(1),
-        fill,
-    )
+    source, target = graph_of(ptr, edge_index)
+    return pairs.masked_fill((source != target).unsqueeze(1), fill)
 
 
 def fill_blocks(
@@ -151,9 +150,7 @@ def with_constant(features: Features, constant: float) -> Float[Tensor, "N H G"]
         True
     """
     _check_rows(features, "features")
-    return torch.cat(
-        [features, features.new_full((*features.shape[:2], 1), constant)], dim=2
-    )
+    return pad(features, (0, 1), value=constant)
 
 
 def at_least_zero(z2: Tensor) -> Tensor:

@@ -166,7 +166,12 @@ class LogLowRankCoupling(PooledCoupling):
             v, self.log_query, self.log_key, self.col_shift
         )
         return kernels.log_linear_product(
-            log_query, log_key, v, self._shift_of_rows(v), col_shift, self.ptr
+            log_query,
+            log_key,
+            v,
+            self._shift_of_rows(v),
+            col_shift,
+            self.ptr,
         )
 
     def _pool(self, v: Values) -> Sums:
@@ -177,7 +182,10 @@ class LogLowRankCoupling(PooledCoupling):
     def _read(self, sums: Sums, v: Values) -> Values:
         (log_query,) = heads_of(v, self.log_query)
         rows, _ = kernels.log_linear_read(
-            log_query, self._shift_of_rows(v), sums.totals, cast("Tensor", sums.shift)
+            log_query,
+            self._shift_of_rows(v),
+            sums.totals,
+            cast("Tensor", sums.shift),
         )
         # The sums are in float32 at least, for values of any dtype.
         return rows.to(v.dtype)

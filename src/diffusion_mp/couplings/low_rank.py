@@ -259,10 +259,9 @@ class UniformCoupling(LowRankCoupling):
         # A count and its reciprocal may not fit in half precision.
         one = widened(one)
         ptr = row_bounds(ptr, one.size(0))
+        query = one
         if normalize:
             query = reciprocal(kernels.linear_product(one, one, one, ptr))
-        else:
-            query = one
         super().__init__(
             query,
             one,
@@ -286,9 +285,9 @@ class UniformCoupling(LowRankCoupling):
         )
 
     def _read(self, sums: Sums, v: Values) -> Values:
-        total = sums.totals[:, :-1]
-        count = sums.totals[:, -1:]
-        row = quotient(total, count) if self.row_stochastic else total
+        row = sums.totals[:, :-1]
+        if self.row_stochastic:
+            row = quotient(row, sums.totals[:, -1:])
         # A copy for every node, since the caller may write to rows that would share memory.
         return row.to(v.dtype).expand_as(v).clone()
 

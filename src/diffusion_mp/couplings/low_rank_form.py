@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import add
 from typing import NamedTuple
 
 import torch
@@ -42,24 +40,27 @@ class LowRankForm(NamedTuple):
         self, row: Tensor | None, column: Tensor | None = None
     ) -> LowRankForm:
         """Return diag(r) S diag(c) for r and c [N, H]."""
+        left = weighted(self.left, row)
+        right = weighted(self.right, column)
         diagonal = self.diagonal
         if diagonal is not None:
             diagonal = weighted(weighted(diagonal, row), column)
-        left = weighted(self.left, row)
-        return LowRankForm(left, weighted(self.right, column), diagonal, self.ptr)
+        return LowRankForm(left, right, diagonal, self.ptr)
 
     @classmethod
     def total(cls, terms: Sequence[LowRankForm]) -> LowRankForm:
         """Return the sum of terms over the same graphs, with concatenated features."""
         heads = max(term.left.size(1) for term in terms)
-
-        def joined(features: list[Features]) -> Features:
-            return torch.cat([x.expand(-1, heads, -1) for x in features], dim=2)
-
-        left = joined([term.left for term in terms])
-        right = joined([term.right for term in terms])
-        diagonals = [term.diagonal for term in terms if term.diagonal is not None]
-        diagonal = reduce(add, diagonals) if diagonals else None
-        # A diagonal has no features, and its boundaries separate every node. The boundaries of the other terms count.
-        ptr = next((term.ptr for term in terms if term.left.size(2)), None)
-        return cls(left, right, diagonal, ptr)
+        left = []
+        right = []
+        diagonal: Tensor | None = None
+        ptr: Tensor | None = None
+        for term in terms:
+            left.append(term.left.expand(-1, heads, -1))
+            right.append(term.right.expand(-1, heads, -1))
+            if term.diagonal is not None:
+                diagonal = term.diagonal + (0.0 if diagonal is None else diagonal)
+            # A diagonal has no features, and its boundaries separate every node: those of the other terms count.
+            if term.left.size(2):
+                ptr = term.ptr
+        return cls(torch.cat(left, 2), torch.cat(right, 2), diagonal, ptr)

@@ -93,7 +93,12 @@ class NeumannCoupling(Coupling):
     def _product(self, v: Values, *, transpose: bool = False) -> Values:
         alpha = self.alpha.expand(-1, v.size(1))
         return neumann_product(
-            v, alpha, self.strides, self.boundary, self.ptr, transpose=transpose
+            v,
+            alpha,
+            self.strides,
+            self.boundary,
+            self.ptr,
+            transpose=transpose,
         )
 
     def _transpose(self) -> Coupling:
@@ -120,7 +125,12 @@ class NeumannCoupling(Coupling):
         if not (periodic or paths or self.boundary == "symmetric"):
             return None
         return neumann_function(
-            function, v, self.alpha, self.strides, self.ptr, periodic=periodic
+            function,
+            v,
+            self.alpha,
+            self.strides,
+            self.ptr,
+            periodic=periodic,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from diffusion_mp.checks import (
@@ -147,18 +148,14 @@ class PairwiseCoupling(FeatureCoupling):
                 mutual=self.mutual,
             )
             # An empty row: its entries are zero at any shift.
-            lse = lse.masked_fill(lse == -torch.inf, 0.0)
-            half = -0.5 * lse
+            shift = -lse.masked_fill(lse == -torch.inf, 0.0)
             if self.normalize == "symmetric":
-                return (half, half)
-            return (-lse, zero)
+                return 0.5 * shift, 0.5 * shift
+            return shift, zero
 
     def _product(self, v: Values, *, transpose: bool = False) -> Values:
         # A single head of S takes the heads of the values as channels.
-        if self.heads == 1 < v.size(1):
-            values = v.flatten(1).unsqueeze(1)
-        else:
-            values = v
+        values = v.flatten(1).unsqueeze(1) if self.heads == 1 < v.size(1) else v
         options: dict[str, Any] = {"score": self.score, "mutual": self.mutual}
         query, key = self.query, self.key
         if self.row_stochastic and self.loops and not transpose:
@@ -170,7 +167,14 @@ class PairwiseCoupling(FeatureCoupling):
         if transpose:
             query, key, row, column = key, query, column, row
         return pairwise.pairwise_product(
-            query, key, values, row, column, self.ptr, loops=self.loops, **options
+            query,
+            key,
+            values,
+            row,
+            column,
+            self.ptr,
+            loops=self.loops,
+            **options,
         ).view_as(v)
 
     def both(self, v: Values, w: Float[Tensor, "N H C"]) -> tuple[Tensor, Tensor]:
@@ -199,19 +203,14 @@ class PairwiseCoupling(FeatureCoupling):
         )
         if not self.loops:
             s = s.masked_fill((source == target).unsqueeze(1), -torch.inf)
-        return (
-            pairwise.log_score(s, self.score)
-            + self.shifts[0][target]
-            + self.shifts[1][source]
-        )
+        row, column = self.shifts
+        return pairwise.log_score(s, self.score) + row[target] + column[source]
 
     def _dense(self) -> Matrices:
-        logs = fill_blocks(
-            log_scores(self.query, self.key, self.score, self.loops),
-            self.ptr,
-            -torch.inf,
-        )
+        logs = log_scores(self.query, self.key, self.score, self.loops)
         row, column = (shift.t() for shift in self.shifts)
+        # Filled before the exponential, since the gradient ∞ · 0 is NaN.
+        logs = fill_blocks(logs, self.ptr, -torch.inf)
         return (logs + row.unsqueeze(2) + column.unsqueeze(1)).exp()
 
 
@@ -276,11 +275,12 @@ class DistanceCoupling(FeatureCoupling):
             if not values_only():  # without checkpoints
                 return self._moved(query, key, values, self.ptr).to(dtype)
             tiles = self._tiles()
-            again = partial(
-                checkpoint, self._moved, use_reentrant=False, preserve_rng_state=False
-            )
-            # The backward pass computes every tile anew, or all of them would stay in memory.
-            move = self._moved if len(tiles) == 1 else again
+            move = self._moved
+            if len(tiles) > 1:
+                # The backward pass computes every tile anew, or all of them would stay in memory.
+                move = partial(
+                    checkpoint, move, use_reentrant=False, preserve_rng_state=False
+                )
             moved = []
             for rows, graph in tiles:
                 first = rows.start - graph.start
@@ -298,19 +298,15 @@ class DistanceCoupling(FeatureCoupling):
         entries = fill_blocks(self._entries(query, key, values.dtype, first), ptr, 0.0)
         return (entries @ values.transpose(0, 1)).transpose(0, 1)
 
-    def _distance_features(
-        self,
-    ) -> tuple[Features, Features]:
+    def _distance_features(self) -> tuple[Features, Features]:
         """Return vectors whose inner products are the squared distances.
 
         They are in double precision for rows of any precision. The square of a short distance is a small difference of
         large numbers. Its rounding error in single precision may exceed the contribution of all other pairs to a
         gradient.
         """
-        wide = self.query.double()
-        query, key = distance_features(
-            wide, None if self.mutual else self.key.double(), self.ptr
-        )
+        other = None if self.mutual else self.key.double()
+        query, key = distance_features(self.query.double(), other, self.ptr)
         return -2 * query, key
 
     def _entries(
@@ -329,10 +325,9 @@ class DistanceCoupling(FeatureCoupling):
         return self._applied(squares)
 
     def _applied(self, squares: Tensor) -> Tensor:
+        entries: object
         if isinstance(self.function, nn.Module):
-            entries = torch.func.functional_call(
-                self.function, self.tensors, (squares,)
-            )
+            entries = functional_call(self.function, self.tensors, squares)
         else:
             entries = self.function(squares)
         if not isinstance(entries, Tensor) or entries.shape != squares.shape:
@@ -348,10 +343,8 @@ class DistanceCoupling(FeatureCoupling):
         for graph in slices(self.ptr, self.num_nodes):
             size = graph.stop - graph.start
             step = max(1, TILE_ENTRIES // max(1, self.heads * size))
-            tiles += [
-                (slice(row, min(row + step, graph.stop)), graph)
-                for row in range(graph.start, graph.stop, step)
-            ]
+            for row in range(graph.start, graph.stop, step):
+                tiles.append((slice(row, min(row + step, graph.stop)), graph))
         return tiles or [(slice(0, 0), slice(0, 0))]
 
     def _transpose(self) -> Coupling:
@@ -441,11 +434,10 @@ class SparseFlowCoupling(Coupling):
                 f"{describe(friction_query)}."
             )
         conserved = isinstance(alpha, float) and alpha == math.inf
-        if not torch.compiler.is_compiling():  # numbers may be symbolic while tracing
-            if not isinstance(lam, Tensor):
-                check_positive(lam, "lam", allow_zero=True)
-            if not isinstance(alpha, Tensor) and not conserved:
-                check_positive(alpha, "alpha")
+        if not isinstance(lam, Tensor):
+            check_positive(lam, "lam", allow_zero=True)
+        if not isinstance(alpha, Tensor) and not conserved:
+            check_positive(alpha, "alpha")
         super().__init__(query.size(0), query.size(1), query, ptr)
         self.row_stochastic = conserved
         # Potentials are differences of logarithms, which half precision does not resolve.
@@ -478,7 +470,11 @@ class SparseFlowCoupling(Coupling):
         features = sparse_flow.Features(*heads_of(v, *self._features))
         terms = RowTerms(*(t.expand(-1, v.size(1)) for t in self._terms))
         return sparse_flow.sparse_flow_product(
-            *features, v, terms, self.ptr, transpose=transpose
+            *features,
+            v,
+            terms,
+            self.ptr,
+            transpose=transpose,
         )
 
     def _transpose(self) -> Coupling:

@@ -117,8 +117,9 @@ class DenseCoupling(Coupling):
             sent = v.split([block.size(1) for block in self.blocks])
             for block, part in zip(self.blocks, sent, strict=True):
                 (entries, values), _ = accumulating(block, part)
-                matrix = entries.mT if transpose else entries
-                received.append((matrix @ values.transpose(0, 1)).transpose(0, 1))
+                if transpose:
+                    entries = entries.mT
+                received.append((entries @ values.transpose(0, 1)).transpose(0, 1))
             return torch.cat(received).to(v.dtype)
 
     def _transpose(self) -> Coupling:
@@ -268,12 +269,10 @@ class SparseCoupling(Coupling):
         ):
             return super().transformed(v, matrix, hops)
         pattern, places, senders, counts = self._senders
+        apply = torch.mul if matrix.dim() == 2 else functional.linear
         rows = zip(at_rows(senders, v).split(counts), matrix, strict=True)
         sent = torch.cat(
-            [
-                some * by if by.dim() == 1 else functional.linear(some, by)
-                for some, by in rows
-            ]
+            [apply(some, by) for some, by in rows],
         )
         return spmm(
             pattern, self.weight.take(places).unsqueeze(1), sent.unsqueeze(1)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -15,6 +14,7 @@ from diffusion_mp import checks
 from diffusion_mp.checks import Count
 from diffusion_mp.couplings import Coupling, LinearAttentionCoupling
 from diffusion_mp.couplings.features import unit_rows
+from diffusion_mp.couplings.shapes import State, Values
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
 from diffusion_mp.energies.constraints import Constraint
 from diffusion_mp.energies.penalties import (
@@ -30,7 +30,7 @@ from diffusion_mp.runtime.precision import widened
 
 Projection = Literal["separate", "tied"] | None
 Normalization = Literal["row", "frobenius"] | None
-Features = tuple[Float[Tensor, "N H D"], Float[Tensor, "N H D"]]
+Features = tuple[Values, Values]
 
 
 class QueryKeyDiffusivity(Diffusivity):
@@ -67,14 +67,14 @@ class QueryKeyDiffusivity(Diffusivity):
         self.depends_on = "graph" if normalize == "frobenius" else "rows"
         if projection is None:
             if bias:
-                why = "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
-                raise ValueError(why)
+                raise ValueError(
+                    "bias needs a projection; got bias=True with projection=None. Choose 'separate' or 'tied'."
+                )
             self.head_channels: int | None = None
             # Without a number of channels, every call reads it from its state.
             if channels is not None:
-                check_heads_divide(
-                    channels, heads, "channels when there is no projection"
-                )
+                what = "channels when there is no projection"
+                check_heads_divide(channels, heads, what)
                 self.head_channels = channels // heads
             return
         if channels is None:
@@ -83,13 +83,14 @@ class QueryKeyDiffusivity(Diffusivity):
             )
         self.head_channels = head_channels or channels
         # All heads in one product.
-        self.query = nn.Linear(channels, heads * self.head_channels, bias=bias)
+        width = heads * self.head_channels
+        self.query = nn.Linear(channels, width, bias=bias)
         if projection == "separate":
-            self.key = nn.Linear(channels, heads * self.head_channels, bias=bias)
+            self.key = nn.Linear(channels, width, bias=bias)
 
     def queries_and_keys(
         self,
-        x: Float[Tensor, "N C"],
+        x: State,
         graph: Graph,
         *,
         unit: bool = True,
@@ -112,15 +113,14 @@ class QueryKeyDiffusivity(Diffusivity):
         elif self.channels is None:
             check_heads_divide(x.size(1), self.heads, "the channels of x")
         # k is q itself where they are equal, so that features are computed once.
-        projected = self.projection is not None
-        q = k = self._by_head(self.query(x) if projected else x)
+        q = k = self._by_head(x, "query")
         # Only the keys: a softmax over keys does not change if all of them are shifted.
         if origin is not None:
             x = x - origin
         if self.projection == "separate":
-            k = self._by_head(self.key(x))
+            k = self._by_head(x, "key")
         elif origin is not None:
-            k = self._by_head(self.query(x) if projected else x)
+            k = self._by_head(x, "query")
         tied = k is q
         if self.normalize == "row" and unit:
             return unit_rows(q, None if tied else k)
@@ -134,11 +134,13 @@ class QueryKeyDiffusivity(Diffusivity):
         """Whether queries are keys, so that a state attends to itself. A subclass with other queries overrides it."""
         return self.projection != "separate"
 
-    def _by_head(self, rows: Float[Tensor, "N C"]) -> Float[Tensor, "N H D"]:
-        return rows.unflatten(1, (self.heads, -1))
+    def _by_head(self, x: State, role: Literal["query", "key"]) -> Values:
+        if self.projection is not None:
+            x = getattr(self, role)(x)
+        return x.unflatten(1, (self.heads, -1))
 
 
-def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]:
+def frobenius(q: Values, graph: Graph) -> Values:
     """Divide q by its Frobenius norm in each graph."""
     # The squares of float32 may overflow in float32.
     square = q.double().square().sum((1, 2))
@@ -155,7 +157,7 @@ def frobenius(q: Float[Tensor, "N H D"], graph: Graph) -> Float[Tensor, "N H D"]
     return (wide / norm.to(wide.dtype)).to(q.dtype)
 
 
-def origin_of(x: Float[Tensor, "N C"], graph: Graph) -> Tensor:
+def origin_of(x: State, graph: Graph) -> Tensor:
     """Return the smallest row of the graph of every node, [N, C], or [1, C] for one graph; without gradient.
 
     A softmax over keys does not change if all keys are shifted. If a row is subtracted from another row that is no
@@ -262,11 +264,8 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
     @property
     def reads_the_state(self) -> bool:
         """Whether f is a function of distances of the state itself, without projection or normalisation."""
-        return (
-            self.projection is None
-            and self.normalize is None
-            and self.measure == "distance"
-        )
+        state = self.projection is None and self.normalize is None
+        return state and self.measure == "distance"
 
     def penalty_of(self, dim: int | None) -> Penalty | None:
         """Return δ for vectors of ``dim`` channels.
@@ -291,7 +290,7 @@ class PenaltyDiffusivity(QueryKeyDiffusivity):
             return self.penalty_of(self.head_channels)
         return None
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         # A penalty may have parameters where there is no projection.
         checks.check_place(x, self)
         # Norms are divided out in the product, without a copy of the queries and keys.
@@ -555,7 +554,7 @@ class SGFormerDiffusivity(QueryKeyDiffusivity):
     ) -> None:
         super().__init__(channels, normalize=normalize, **options)
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         q, k = self.queries_and_keys(x, graph, unit=False)
         # I + (1/n) QKᵀ is (1/n)(n I + QKᵀ), and ``own`` counts in multiples of n.
         return LinearAttentionCoupling(

@@ -15,6 +15,7 @@ from diffusion_mp import checks
 from diffusion_mp.checks import Count, FiniteNumber, Probability
 from diffusion_mp.couplings import Coupling, SparseCoupling
 from diffusion_mp.couplings.features import distance_features
+from diffusion_mp.couplings.shapes import State
 from diffusion_mp.diffusivities.base import Diffusivity, check_heads_divide
 from diffusion_mp.energies.penalties import Penalty, get_penalty
 from diffusion_mp.graph import Graph
@@ -77,15 +78,16 @@ class GATDiffusivity(Diffusivity):
         self.negative_slope = negative_slope
         self.dropout = dropout
         self.self_loops = self_loops
-        self.att_src = nn.Parameter(torch.empty(1, heads, channels // heads))
-        self.att_dst = nn.Parameter(torch.empty(1, heads, channels // heads))
+        shape = (1, heads, channels // heads)
+        self.att_src = nn.Parameter(torch.empty(shape))
+        self.att_dst = nn.Parameter(torch.empty(shape))
         self.edge: Linear | None = None
         self.att_edge: nn.Parameter | None = None
         if edge_dim is not None:
             self.edge = Linear(
                 edge_dim, channels, bias=False, weight_initializer="glorot"
             )
-            self.att_edge = nn.Parameter(torch.empty(1, heads, channels // heads))
+            self.att_edge = nn.Parameter(torch.empty(shape))
         self._draw()
 
     def _draw(self) -> None:
@@ -95,7 +97,7 @@ class GATDiffusivity(Diffusivity):
 
     def forward(
         self,
-        x: Float[Tensor, "N C"],
+        x: State,
         graph: Graph | None = None,
         edge_attr: Float[Tensor, "E ..."] | None = None,
     ) -> Coupling:
@@ -132,7 +134,7 @@ class GATDiffusivity(Diffusivity):
 
     def couple(
         self,
-        x: Float[Tensor, "N C"],
+        x: State,
         graph: Graph,
         edge_attr: Float[Tensor, "E F"] | None = None,
     ) -> Coupling:
@@ -168,15 +170,13 @@ class GATDiffusivity(Diffusivity):
             _checked=True,
         )
 
-    def _scores(self, x: Float[Tensor, "N C"]) -> tuple[Tensor, Tensor]:
+    def _scores(self, x: State) -> tuple[Tensor, Tensor]:
         """Return α_src·x and α_dst·x [N, H], by one product with a block-diagonal matrix."""
-        blocks = [
-            torch.diag_embed(att[0].t()).transpose(0, 1).flatten(0, 1)
-            for att in (self.att_src, self.att_dst)
-        ]
+        attention = (self.att_src[0], self.att_dst[0])
+        blocks = torch.cat([torch.block_diag(*by_head) for by_head in attention])
         with without_autocast(x):
-            (state, by_head), _ = accumulating(x, torch.cat(blocks, 1))
-            sent, received = (state @ by_head).chunk(2, 1)
+            (state, blocks), _ = accumulating(x, blocks)
+            sent, received = (state @ blocks.t()).chunk(2, 1)
         return sent, received
 
     def _edge_scores(
@@ -249,7 +249,7 @@ class EdgeDiffusivity(Diffusivity):
         self.row_stochastic = row_stochastic
         self.self_loops = self_loops
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
         rows = graph.pattern.by_row
         penalty = self.edge_penalty
@@ -273,9 +273,7 @@ class EdgeDiffusivity(Diffusivity):
             _checked=True,
         )
 
-    def _squared_distances(
-        self, x: Float[Tensor, "N C"], graph: Graph
-    ) -> Float[Tensor, "E one"]:
+    def _squared_distances(self, x: State, graph: Graph) -> Float[Tensor, "E one"]:
         """Return ‖x_i − x_j‖² of every edge."""
         # Sharpness matters for a linear f too: sums over all pairs cancel its rounding, sums over a few edges do not.
         query, key = distance_features(

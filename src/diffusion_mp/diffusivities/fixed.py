@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,7 @@ from diffusion_mp.couplings import (
     symmetric_normalized,
 )
 from diffusion_mp.couplings.neumann import check_stencil
+from diffusion_mp.couplings.shapes import State
 from diffusion_mp.diffusivities.base import Composed, Diffusivity
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
@@ -54,7 +55,7 @@ class IdentityDiffusivity(Diffusivity):
         "the identity coupling moves nothing, so every energy of pairs stays as it is."
     )
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         return IdentityCoupling(graph.num_nodes, dtype=x.dtype, device=x.device)
 
 
@@ -78,7 +79,7 @@ class UniformDiffusivity(Diffusivity):
         "the all-one coupling is fixed: certify the coupling itself (Theorem 1)."
     )
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         return UniformCoupling(
             graph.num_nodes, graph.segments, dtype=x.dtype, device=x.device
         )
@@ -168,7 +169,7 @@ class NeumannDiffusivity(Diffusivity):
             return theta.exp()
         return self.budget * self.eta.to(theta.dtype).sigmoid() * theta.softmax(0)
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         alpha = self.alpha.to(wide_dtype(x.dtype))
         return NeumannCoupling(
             graph.num_nodes,
@@ -234,7 +235,7 @@ class AdjacencyDiffusivity(Diffusivity):
         self.row_stochastic = normalization == "row" and degrees == "weighted"
         self.symmetric = direction == "undirected" and normalization != "row"
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         # Half precision ends at 65 504, and counts single edges up to 2 048 only.
         dtype = wide_dtype(x.dtype)
         options = (self.normalization, self.direction, self.self_loops, self.degrees)
@@ -244,10 +245,11 @@ class AdjacencyDiffusivity(Diffusivity):
             lambda: self._normalized(graph, x.new_empty(0, dtype=dtype)),
         )
         if self.row_stochastic:
-            adjacency = _prepared(graph, self.direction, self.self_loops)
             # In a part of a graph, degrees are the degrees of the whole graph, and rows sum to less than one.
             return _RowNormalizedAdjacency(
-                normalized, adjacency, row_stochastic=graph.full_degree is None
+                normalized,
+                self._prepared(graph),
+                row_stochastic=graph.full_degree is None,
             )
         # A directed rule may still give a symmetric matrix, which the coupling finds on first access.
         return SparseCoupling(
@@ -259,36 +261,31 @@ class AdjacencyDiffusivity(Diffusivity):
 
     def _normalized(self, graph: Graph, like: Tensor) -> Graph:
         # Degrees may count edges while entries weigh them, so there are two graphs with the same self-loops.
-        observed = graph
-        graph = _prepared(observed, self.direction, self.self_loops)
-        counted = graph
+        looped = self._prepared(graph)
+        counted = looped
         if self.degrees == "count":
-            counted = _prepared(_ones(observed), self.direction, self.self_loops)
-        weight = graph.weights(like)
-        source, target = graph.edges
+            counted = self._prepared(_ones(graph))
+        weight = looped.weights(like)
+        source, target = looped.edges
         received = counted.degree("in", weight.dtype)
-        if self.normalization == "sum":
-            return graph.with_weights(weight)
         if self.normalization == "row":
-            return graph.with_weights(
-                # By receivers, also where edges go one way: a row is what a node receives.
-                weight * reciprocal(received).index_select(0, target)
-            )
-        sent = received
-        # PyG divides by in-degrees at both ends, even where edges go one way.
-        if self.direction != "pyg":
-            sent = counted.degree("out", weight.dtype)
-        # Two products of two factors: d_i d_j may overflow where its root does not.
-        weight = weight * inverse_root(received).index_select(0, target)
-        weight = weight * inverse_root(sent).index_select(0, source)
-        return graph.with_weights(weight)
+            # By receivers, also where edges go one way: a row is what a node receives.
+            weight = weight * reciprocal(received).index_select(0, target)
+        elif self.normalization == "sym":
+            sent = received
+            # PyG divides by in-degrees at both ends, even where edges go one way.
+            if self.direction != "pyg":
+                sent = counted.degree("out", weight.dtype)
+            # Two products of two factors: d_i d_j may overflow where its root does not.
+            weight = weight * inverse_root(received).index_select(0, target)
+            weight = weight * inverse_root(sent).index_select(0, source)
+        return looped.with_weights(weight)
 
-
-def _prepared(graph: Graph, direction: str, self_loops: SelfLoops) -> Graph:
-    """Return the graph of A, undirected if ``direction`` says so, and with self-loops."""
-    if direction == "undirected":
-        graph = graph.to_undirected()
-    return graph.with_self_loops(self_loops)
+    def _prepared(self, graph: Graph) -> Graph:
+        """Return the graph of A, undirected if ``direction`` says so, and with self-loops."""
+        if self.direction == "undirected":
+            graph = graph.to_undirected()
+        return graph.with_self_loops(self.self_loops)
 
 
 def _ones(graph: Graph) -> Graph:
@@ -313,7 +310,9 @@ class _RowNormalizedAdjacency(SparseCoupling):
     parts = ("graph", "weight", "adjacency")
 
     def __init__(self, graph: Graph, adjacency: Graph, *, row_stochastic: bool) -> None:
-        super().__init__(graph, row_stochastic=row_stochastic, nonnegative=True)
+        super().__init__(
+            graph, row_stochastic=row_stochastic, nonnegative=True, _checked=True
+        )
         self.adjacency = adjacency
 
     @cached_property
@@ -406,38 +405,37 @@ class GraphAugmentedDiffusivity(Composed):
         # Without edges only the attention is used, so the graph term may need them.
         self.needs_graph = attention.needs_graph
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         if graph.edge_index is None:
             return self.attention(x, graph)
         return self.combine(self.attention(x, graph), self.graph_term(x, graph))
 
     def combine(self, *parts: Coupling) -> Coupling:
-        attention, graph_term = parts
         weight = self.graph_weight
         # Not 1.0 times each term, which would cost two more products by a number.
         if weight is None:
             return SumCoupling(parts, _checked=True)
-        shares = [
-            ScaledCoupling(1 - weight, attention, _checked=True),
-            ScaledCoupling(weight, graph_term, _checked=True),
-        ]
-        return SumCoupling(shares, _checked=True)
+        return SumCoupling(_scaled((1 - weight, weight), parts), _checked=True)
+
+
+def _scaled(
+    shares: Sequence[float | Tensor], parts: Sequence[Coupling]
+) -> list[Coupling]:
+    """Return couplings multiplied by nonnegative numbers."""
+    # Not ``share * part``: torch.compile would call the product of a tensor, which fails for couplings.
+    return [
+        ScaledCoupling(share, part, nonnegative=True, _checked=True)
+        for share, part in zip(shares, parts, strict=True)
+    ]
 
 
 class AdjacencyEnhancedCoupling(SumCoupling):
-    """The coupling w S + (1 − w) Ã with 0 < w < 1, whose ``attention`` is S."""
+    """The coupling w S + (1 − w) Ã with 0 < w < 1."""
 
-    def __init__(self, attention: Coupling, adjacency: Coupling, share: Tensor) -> None:
-        # Not ``share * attention``: torch.compile would call the product of the tensor, which fails for couplings.
-        super().__init__(
-            [
-                ScaledCoupling(share, attention, nonnegative=True, _checked=True),
-                ScaledCoupling(1 - share, adjacency, nonnegative=True, _checked=True),
-            ],
-            _checked=True,
-        )
-        # For callers that need S only, such as `coupling.attention.density()`.
-        self.attention = attention
+    @property
+    def attention(self) -> Coupling:
+        """S, for callers that need it only, such as ``coupling.attention.density()``."""
+        return cast("ScaledCoupling", self.terms[0]).coupling
 
 
 class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
@@ -488,5 +486,7 @@ class AdjacencyEnhancedDiffusivity(GraphAugmentedDiffusivity):
         nn.init.constant_(self.log_gamma, self.initial)
 
     def combine(self, *parts: Coupling) -> Coupling:
-        attention, adjacency = parts
-        return AdjacencyEnhancedCoupling(attention, adjacency, self.log_gamma.sigmoid())
+        share = self.log_gamma.sigmoid()
+        return AdjacencyEnhancedCoupling(
+            _scaled((share, 1 - share), parts), _checked=True
+        )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from diffusion_mp import checks, couplings
 from diffusion_mp.checks import Count, CountOrZero, NonnegativeNumber, PositiveNumber
 from diffusion_mp.couplings.base import check_coupling_kind
+from diffusion_mp.couplings.shapes import State, Values
 from diffusion_mp.diffusivities.all_pair import (
     Features,
     Normalization,
@@ -27,7 +28,6 @@ from diffusion_mp.modules import AuxiliaryLoss
 from diffusion_mp.runtime.noise import gumbel, take_step
 from diffusion_mp.runtime.precision import accumulating, quotient, without_autocast
 
-Rows = Float[Tensor, "N H D"]
 Directions = Float[Tensor, "m D"]
 LogFeatures = tuple[
     Float[Tensor, "N H m"], Float[Tensor, "N H m"], Float[Tensor, "N H one"]
@@ -51,7 +51,7 @@ def orthogonal_directions(
     return (q.reshape(-1, dim)[:num_features] * lengths).to(torch.get_default_dtype())
 
 
-def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
+def attention_features(q: Values, k: Values, directions: Directions) -> LogFeatures:
     """Return log features w_r·q of queries and w_r·k of keys, and log weights −½‖k‖² of keys, in at least float32.
 
     log φ(a)_r is w_r·a − ½‖a‖² − ½ log m, and E[φ(a)·φ(b)] = exp(a·b). The other terms cancel in a row.
@@ -67,7 +67,7 @@ def attention_features(q: Rows, k: Rows, directions: Directions) -> LogFeatures:
 
 
 def stabilized_features(
-    q: Rows, k: Rows, directions: Directions, eps: float, graph: Graph
+    q: Values, features: LogFeatures, eps: float, graph: Graph
 ) -> LogFeatures:
     """Return log features log(e^{w_r·a − ½‖a‖² − M} + ε) and zero log weights, as released code computes them.
 
@@ -78,18 +78,15 @@ def stabilized_features(
             "stabilizer must be 0 on several ranks: it needs the largest feature of all keys of a graph. Set "
             "stabilizer=0, or use one process."
         )
-    along_q, along_k, half_k = attention_features(q, k, directions)
+    along_q, along_k, half_k = features
     half_q = -0.5 * q.to(along_q.dtype).square().sum(2, keepdim=True)
     floor = torch.full_like(half_q, math.log(eps))
     largest_q = along_q.amax(2, keepdim=True)
     # One number for all keys of a graph: a number per key would change their weights.
     largest_k = max_rows(along_k.amax(2, keepdim=True), graph.segments)
     log_query = torch.logaddexp(along_q + half_q - largest_q, floor)
-    return (
-        log_query,
-        torch.logaddexp(along_k + half_k - largest_k, floor),
-        torch.zeros_like(half_k),
-    )
+    log_key = torch.logaddexp(along_k + half_k - largest_k, floor)
+    return log_query, log_key, torch.zeros_like(half_k)
 
 
 def edge_loss(
@@ -125,11 +122,13 @@ def edge_loss(
     checks.check_kind(graph, "graph", Graph, "a Graph")
     checks.check_flags(relative=relative)
     if graph.edge_index is None:
-        why = "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
-        raise ValueError(why)
+        raise ValueError(
+            "edge_loss compares the coupling with observed edges; got a graph without edge_index. Pass one."
+        )
     if coupling.num_nodes != graph.num_nodes:
-        nodes = f"{coupling.num_nodes} and {graph.num_nodes} nodes"
-        raise ValueError(f"coupling and graph must have the same nodes; got {nodes}.")
+        raise ValueError(
+            f"coupling and graph must have the same nodes; got {coupling.num_nodes} and {graph.num_nodes} nodes."
+        )
     target = graph.edge_index[1]
     (log_entries,), _ = accumulating(coupling.log_at(graph.edge_index))
     weight = graph.weights(log_entries)
@@ -281,9 +280,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             return self.tau
         return self.tau * math.sqrt(self.dim)
 
-    def scaled_queries_and_keys(
-        self, x: Float[Tensor, "N C"], graph: Graph
-    ) -> Features:
+    def scaled_queries_and_keys(self, x: State, graph: Graph) -> Features:
         """Return q and k divided by the root of the temperature, in at least float32; one object if they are equal.
 
         Args:
@@ -296,14 +293,12 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
         scaled = scale * wide_q
         return scaled, scaled if q is k else scale * wide_k
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
+    def couple(self, x: State, graph: Graph) -> couplings.Coupling:
         q, k = self.scaled_queries_and_keys(x, graph)
+        features = attention_features(q, k, self.directions)
         if self.stabilizer:
-            log_query, log_key, log_weight = stabilized_features(
-                q, k, self.directions, self.stabilizer, graph
-            )
-        else:
-            log_query, log_key, log_weight = attention_features(q, k, self.directions)
+            features = stabilized_features(q, features, self.stabilizer, graph)
+        log_query, log_key, log_weight = features
         weighted = partial(
             couplings.LogLowRankCoupling, log_query, log_key, graph.segments
         )
@@ -327,9 +322,7 @@ class KernelizedSoftmaxDiffusivity(QueryKeyDiffusivity):
             return weighted(log_weight + noise / self.tau)
         return attention
 
-    def exact(
-        self, x: Float[Tensor, "N C"], graph: Graph | None = None
-    ) -> couplings.PairwiseCoupling:
+    def exact(self, x: State, graph: Graph | None = None) -> couplings.PairwiseCoupling:
         """Return the softmax that the features estimate, in O(N²).
 
             s_ij = exp(q_i·k_j/t) / Σ_l exp(q_i·k_l/t)
@@ -412,7 +405,7 @@ class RelationalBias(Diffusivity):
     def _draw(self) -> None:
         nn.init.zeros_(self.bias)
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> couplings.Coupling:
+    def couple(self, x: State, graph: Graph) -> couplings.Coupling:
         gates: Tensor = self.bias
         # Without a gate, a bias may turn negative in training.
         nonnegative = self.gate is not None

@@ -6,7 +6,6 @@ import math
 from typing import Any, Literal, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from diffusion_mp.checks import (
@@ -23,6 +22,7 @@ from diffusion_mp.couplings import (
     SparseCoupling,
     SparseFlowCoupling,
 )
+from diffusion_mp.couplings.shapes import State
 from diffusion_mp.diffusivities.all_pair import Features, QueryKeyDiffusivity, origin_of
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.graph import SelfLoops
@@ -60,7 +60,7 @@ class FrictionAttention(Saved):
         self.query = nn.Linear(channels, heads * head_channels, bias=False)
         self.key = nn.Linear(channels, heads * head_channels, bias=False)
 
-    def forward(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
+    def forward(self, x: State, graph: Graph) -> Features:
         query = self.query(x).unflatten(1, (self.heads, -1))
         key = self.key(x - origin_of(x, graph)).unflatten(1, (self.heads, -1))
         return self.scale * query, key
@@ -144,7 +144,7 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             self.friction = FrictionAttention(channels, self.heads, width)
         self.row_stochastic = lam == 0 or alpha == math.inf
 
-    def resistance_features(self, x: Float[Tensor, "N C"], graph: Graph) -> Features:
+    def resistance_features(self, x: State, graph: Graph) -> Features:
         """Return q/√d and k, both [N, H, d], whose inner products are the scores of the resistances r.
 
         Args:
@@ -156,17 +156,17 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
         q, k = self.queries_and_keys(x, graph, origin=origin)
         return q.size(2) ** -0.5 * q, k
 
-    def friction_features(
-        self, x: Float[Tensor, "N C"], graph: Graph
-    ) -> Features | tuple[None, None]:
-        """Return q̃ and k̃, both [N, H, G], or two ``None`` for a constant friction.
+    def friction_features(self, x: State, graph: Graph) -> Features:
+        """Return q̃ and k̃, both [N, H, G].
 
         Args:
             x: state [N, C].
             graph: graph of the nodes.
         """
         if self.friction is None:
-            return None, None
+            # Scores of vectors without features are zero, and equal scores are a constant friction.
+            nothing = x.new_empty(x.size(0), self.heads, 0)
+            return nothing, nothing
         check_state(x, channels=self.channels, module=self.friction)
         query, key = self.friction(x, graph)
         if query.dim() != 3 or query.shape[:2] != (x.size(0), self.heads):
@@ -176,14 +176,20 @@ class SparseFlowDiffusivity(QueryKeyDiffusivity):
             )
         return query, key
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         q, k = self.resistance_features(x, graph)
         # Without friction the minimiser is the softmax, which needs no solver.
         if self.lam == 0:
             return PairwiseCoupling(q, k, graph.segments)
         query, key = self.friction_features(x, graph)
         return SparseFlowCoupling(
-            q, k, query, key, graph.segments, lam=self._lam(graph, q), alpha=self.alpha
+            q,
+            k,
+            query,
+            key,
+            graph.segments,
+            lam=self._lam(graph, q),
+            alpha=self.alpha,
         )
 
     def _lam(self, graph: Graph, like: Tensor) -> Tensor:
@@ -259,17 +265,13 @@ class EdgeSparseFlowDiffusivity(SparseFlowDiffusivity):
         self.self_loops = self_loops
         self.depends_on = "edges"
 
-    def couple(self, x: Float[Tensor, "N C"], graph: Graph) -> Coupling:
+    def couple(self, x: State, graph: Graph) -> Coupling:
         graph = graph.with_self_loops(self.self_loops)
         if self.hops > 1:
             graph = graph.within(self.hops)
         # Scores are exponents. Half precision would round large scores by more than one.
         s = sddmm(graph.pattern, *accumulating(*self.resistance_features(x, graph))[0])
-        friction_q, friction_k = self.friction_features(x, graph)
-        # Equal scores are a constant friction.
-        u = torch.zeros_like(s)
-        if friction_q is not None and friction_k is not None:
-            u = sddmm(graph.pattern, *accumulating(friction_q, friction_k)[0])
+        u = sddmm(graph.pattern, *accumulating(*self.friction_features(x, graph))[0])
         prior = graph.weights(s).unsqueeze(1)
         target = graph.edges[1]
         weight_in = prior.new_zeros(graph.num_nodes, 1).index_add(0, target, prior)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import NoReturn, cast
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
@@ -18,6 +17,7 @@ from diffusion_mp.couplings import (
     SparseCoupling,
 )
 from diffusion_mp.couplings.log_low_rank import LogTerms
+from diffusion_mp.couplings.shapes import ByRow, Entries, Pairs
 from diffusion_mp.distributed.parallel import all_merged, all_reduce
 from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.inference import PartialCoupling
@@ -38,7 +38,7 @@ class OverRanks(PartialCoupling):
 
     whole = False
 
-    def _at(self, edge_index: Int[Tensor, "two E"] | None = None) -> NoReturn:
+    def _at(self, edge_index: Pairs | None = None) -> NoReturn:
         raise NotImplementedError(
             "the entries of a coupling over several ranks are not available, but for log_at of attention through log "
             "features. Export attention in one process: the state dict is the same."
@@ -54,39 +54,37 @@ class SummedCoupling(OverRanks):
         self, coupling: PooledCoupling, exchange: Exchange, group: ProcessGroup | None
     ) -> None:
         super().__init__(coupling.num_nodes, coupling)
-        self.coupling = coupling
+        self.coupling: PooledCoupling = coupling
         self.exchange = exchange
         self.group = group
 
     def _product(self, v: HeadState) -> HeadState:
         return self.coupling.read(all_merged(self.coupling.pool(v), self.group), v)
 
-    def log_at(self, edge_index: Int[Tensor, "two E"]) -> Float[Tensor, "E heads"]:
+    def log_at(self, edge_index: Pairs) -> Entries:
         """Return log s_ij for edges of the sharded graph, which checked them: sources may be nodes of other ranks."""
-        if not isinstance(self.coupling, LogLowRankCoupling):
+        coupling = self.coupling
+        if not isinstance(coupling, LogLowRankCoupling):
             self._at(edge_index)
         # Values of no channels: of the sums over senders only their weights are needed.
-        log_query = self.coupling.log_query
-        log_key = self.coupling.log_key
-        col_shift = self.coupling.col_shift
-        counts = all_merged(
-            self.coupling.pool(log_key.new_zeros(*log_key.shape[:2], 0)), self.group
-        )
+        counts = all_merged(coupling.pool(coupling.log_key[:, :, :0]), self.group)
         shift = cast("Tensor", counts.shift)
         # Over the samples, as `around` takes it.
         most = shift.amax(1, keepdim=True)
-        terms = LogTerms(log_query, log_key, col_shift, None).around(
-            most.squeeze((1, 3))
+        features = LogTerms(
+            coupling.log_query,
+            coupling.log_key,
+            coupling.col_shift,
+            None,
         )
+        terms = features.around(most.squeeze((1, 3)))
         _, log_sum = log_linear_read(terms.log_query, None, counts.totals, shift - most)
-        row_shift = -math.log(col_shift.size(2)) - log_sum
+        row_shift = -math.log(terms.col_shift.size(2)) - log_sum
         # Edges may begin at nodes of other ranks, whose keys are fetched.
         keys = self.exchange(terms.log_key)
         shifts = self.exchange(terms.col_shift)
         # No edge ends beyond.
-        queries = pad(
-            terms.log_query, (0, 0, 0, 0, 0, keys.size(0) - log_query.size(0))
-        )
+        queries = pad(terms.log_query, (0, 0, 0, 0, 0, len(keys) - self.num_nodes))
         return LogTerms(queries, keys, shifts, row_shift).entries(edge_index)
 
 
@@ -101,52 +99,39 @@ class HaloCoupling(OverRanks):
         group: ProcessGroup | None,
     ) -> None:
         super().__init__(num_nodes, coupling)
-        self.coupling = coupling
+        self.coupling: SparseCoupling = coupling
         self.exchange = exchange
         self.group = group
 
     @cached_property
     def symmetric(self) -> bool:
-        return _is_symmetric(self.coupling, self.num_nodes, self.exchange, self.group)
+        coupling = self.coupling
+        if not coupling.examines:
+            return coupling.symmetric
+        # The graph keeps the answer for its own weights, unless they are learned.
+        if coupling.own:
+            return coupling.graph.derived("symmetric", self._is_symmetric)
+        return self._is_symmetric()
+
+    def _is_symmetric(self) -> bool:
+        """Return whether Sv = Sᵀv over all ranks for a random v, where Sᵀv is a derivative of Sv."""
+        # Other numbers on every rank: with equal ones an asymmetry between ranks may cancel.
+        generator = torch.Generator().manual_seed(distributed.get_rank(self.group))
+        shape = (self.num_nodes, self.heads, 1)
+        v = 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
+        v = v.to(self.device).requires_grad_()
+        weight = self.coupling.weight.detach()
+        detached = SparseCoupling(self.coupling.graph, weight)
+        with torch.enable_grad():
+            # The backward pass of the exchange adds up what all ranks send, which is the transpose over ranks.
+            forth = detached.matmul(self.exchange(v))[: self.num_nodes]
+            (back,) = torch.autograd.grad(forth, v, v.detach())
+        away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
+        return not bool(all_reduce(away.sum(dtype=torch.float64), self.group))
 
     def _product(self, v: HeadState) -> HeadState:
         # Rows of the halo lack edges that other ranks hold; their own ranks compute them.
         return self.coupling.matmul(self.exchange(v))[: self.num_nodes]
 
-    def degree(self) -> Float[Tensor, "N heads"]:
+    def degree(self) -> ByRow:
         return self.coupling.degree()[: self.num_nodes]
-
-
-def _is_symmetric(
-    coupling: SparseCoupling,
-    num_nodes: int,
-    exchange: Exchange,
-    group: ProcessGroup | None,
-) -> bool:
-    """Return whether S = Sᵀ over all ranks: as promised, or because Sv = Sᵀv for a random v.
-
-    Sᵀv is a derivative of Sv.
-    """
-    if not coupling.examines:
-        return coupling.symmetric
-    graph = coupling.graph
-    # The graph keeps the answer for its own weights, which do not change, and not for learned weights.
-    fixed = coupling.own and not coupling.weight.requires_grad
-    if fixed and "symmetric" in graph._derived:
-        return bool(graph._derived["symmetric"])
-    # Other numbers on every rank: with equal ones an asymmetry between ranks may
-    # cancel.
-    generator = torch.Generator().manual_seed(distributed.get_rank(group))
-    v = 0.5 + torch.rand(
-        num_nodes, coupling.heads, 1, generator=generator, dtype=torch.float64
-    ).to(coupling.device)
-    detached = SparseCoupling(graph, coupling.weight.detach())
-    with torch.enable_grad():
-        # The backward pass of the exchange adds up what all ranks send, which is the transpose over ranks.
-        forth = detached.matmul(exchange(v.requires_grad_()))[:num_nodes]
-        (back,) = torch.autograd.grad(forth, v, v.detach())
-    away = (forth - back).abs() > 1e-6 * (forth.abs() + back.abs())
-    answer = not bool(all_reduce(away.sum(dtype=torch.float64), group))
-    if fixed:
-        graph._derived["symmetric"] = answer
-    return answer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
+from torch.nn.functional import pad
 
 from diffusion_mp.couplings import Coupling, PairwiseCoupling
 from diffusion_mp.couplings.base import TransposedCoupling
@@ -36,7 +39,7 @@ class Ring:
         self.group = group
         self.ranks = distributed.get_world_size(group)
         #: Rows of the largest part; all blocks are padded to it, since kernels take as many senders as receivers.
-        self.block = -(-num_nodes // self.ranks)
+        self.block = math.ceil(num_nodes / self.ranks)
         rank = distributed.get_rank(group)
         self._sent = [0] * self.ranks
         self._sent[(rank + 1) % self.ranks] = self.block
@@ -52,10 +55,8 @@ class Ring:
 
     def passed(self, blocks: Sequence[Tensor]) -> list[Tensor]:
         """Return the blocks of the rank before this one, which gets the blocks of the one before it."""
-        return [
-            all_to_all(block, self._sent, self._received, self.group)
-            for block in blocks
-        ]
+        counts = (self._sent, self._received)
+        return [all_to_all(block, *counts, self.group) for block in blocks]
 
     def sum(
         self, part: Part, here: Sequence[Tensor], blocks: Sequence[Tensor]
@@ -99,9 +100,9 @@ class _RingSum(torch.autograd.Function):
         of_here = [torch.zeros_like(tensor) for tensor in here]
         of_blocks = [torch.zeros_like(tensor) for tensor in blocks]
         for _ in range(ctx.ring.ranks):
+            together = zip((*here, *blocks), needed, strict=True)
             inputs = [
-                tensor.detach().requires_grad_(needs)
-                for tensor, needs in zip((*here, *blocks), needed, strict=True)
+                tensor.detach().requires_grad_(needs) for tensor, needs in together
             ]
             with torch.enable_grad():
                 ctx.part(*inputs).backward(grad)
@@ -135,15 +136,17 @@ class RingCoupling(OverRanks):
         if all_reduce(double.float(), ring.group) > 0:
             coupling = coupling.double()
         super().__init__(coupling.num_nodes, coupling)
-        self.coupling = coupling
+        self.coupling: PairwiseCoupling = coupling
         self.ring = ring
 
     def _features(self) -> tuple[Tensor, Tensor]:
         """Return the features of queries and keys as blocks."""
-        query = self.coupling.query
-        key = self.coupling.key
         # A copy of a row has scores that some row has anyway, and so leaves their range as it is.
-        return self.ring.padded(query, query[-1:]), self.ring.padded(key, key[-1:])
+        query, key = (
+            self.ring.padded(rows, rows[-1:])
+            for rows in (self.coupling.query, self.coupling.key)
+        )
+        return query, key
 
     @cached_property
     def _level(self) -> Float[Tensor, "block H"]:
@@ -158,9 +161,7 @@ class RingCoupling(OverRanks):
                 level = torch.logaddexp(level, part)
         return level
 
-    def _weighted(
-        self, v: HeadState, *, transpose: bool = False
-    ) -> Float[Tensor, "N H D"]:
+    def _weighted(self, v: HeadState, *, transpose: bool = False) -> HeadState:
         """Return Σ_j w_ij v_j over all ranks, or Σ_j w_ji v_j, with w_ij = f(q_i·k_j) e^{−l_i}.
 
         Without a division of rows by their sums, l is zero.
@@ -168,35 +169,33 @@ class RingCoupling(OverRanks):
         # Padding sends nothing.
         values = self.ring.padded(v, torch.zeros_like(v[-1:]))
         query, key = self._features()
-        score = self.coupling.score
-        shift = -self._level if self.coupling.row_stochastic else None
+        shifts = [-self._level] if self.row_stochastic else []
+        product = partial(pairwise.pairwise_product, score=self.coupling.score)
 
-        def received(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return pairwise.pairwise_product(q, k, v, shift, score=score)
+        def received(q: Tensor, *sent: Tensor) -> Tensor:
+            return product(q, *sent, *shifts)
 
-        def returned(
-            k: Tensor, q: Tensor, v: Tensor, shift: Tensor | None = None
-        ) -> Tensor:
-            return pairwise.pairwise_product(k, q, v, None, shift, score=score)
+        def returned(k: Tensor, q: Tensor, v: Tensor, *shifts: Tensor) -> Tensor:
+            return product(k, q, v, None, *shifts)
 
         if transpose:
-            blocks = [query, values] if shift is None else [query, values, shift]
-            out = self.ring.sum(returned, [key], blocks)
+            # The shift of a row travels with the row.
+            out = self.ring.sum(returned, [key], [query, values, *shifts])
         else:
             out = self.ring.sum(received, [query], [key, values])
         return out[: len(v)]
 
     def _with_sums(self, v: HeadState) -> tuple[HeadState, Float[Tensor, "N H one"]]:
         """Return Σ_j w_ij v_j and the row sums Σ_j w_ij."""
-        moved = self._weighted(torch.cat([v, v.new_ones(*v.shape[:2], 1)], 2))
+        moved = self._weighted(pad(v, (0, 1), value=1.0))
         return moved[:, :, :-1], moved[:, :, -1:]
 
     def _product(self, v: HeadState, *, transpose: bool = False) -> HeadState:
         (values,), dtype = accumulating(v)
-        if self.heads == 1 < v.size(1):
+        if self.heads == 1:
             # The heads of the values are channels of the only head of S.
             values = values.flatten(1).unsqueeze(1)
-        if not self.coupling.row_stochastic:
+        if not self.row_stochastic:
             out = self._weighted(values, transpose=transpose)
         elif transpose:
             _, sums = self._with_sums(values[:, :, :0])
@@ -209,7 +208,7 @@ class RingCoupling(OverRanks):
     def both(
         self, v: HeadState, w: Float[Tensor, "N H C"]
     ) -> tuple[HeadState, Float[Tensor, "N H C"]]:
-        if not self.coupling.row_stochastic:
+        if not self.row_stochastic:
             return super().both(v, w)
         # One pass for the row sums and the product.
         moved, sums = self._with_sums(v)

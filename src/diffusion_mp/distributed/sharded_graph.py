@@ -25,6 +25,7 @@ from diffusion_mp.couplings import (
     PooledCoupling,
     SparseCoupling,
 )
+from diffusion_mp.couplings.shapes import State
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
@@ -45,12 +46,10 @@ _READS_ALL = (
 
 
 def _refuse(self: Graph, *args: object, **options: object) -> NoReturn:
-    reason = "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them"
-    way_out = (
-        "Make the graph undirected or k-hop, or change its edges, before it is sharded."
-    )
     raise ValueError(
-        f"{reason}, so it can not turn edges around, walk along them or change them. {way_out}"
+        "a ShardedGraph knows the edges that arrive at its nodes, not those that leave them, so it can not turn edges "
+        "around, walk along them or change them. Make the graph undirected or k-hop, or change its edges, before it is "
+        "sharded."
     )
 
 
@@ -165,24 +164,17 @@ class ShardedGraph(GraphPart):
         super().__init__(local, here, weights_here, validate=False)
         self.total_nodes = num_nodes
         self._plan_exchange(halo.to(device))
-        # Rows of the halo have no other edges here, so their degrees come from
-        # elsewhere.
-        arriving_with_loops = torch.cat([arriving, loops])
-        degrees = self._full_degrees()
-        extended = (
-            local + halo.numel(),
-            numbered(edge_index[:, arriving_with_loops].long()),
-            weight(arriving_with_loops),
-        )
-        self.extended = _Extended(*extended, full_degree=degrees, validate=False)
+        # Rows of the halo have no other edges here, so their degrees come from elsewhere.
+        options: dict[str, Any] = {
+            "full_degree": self._full_degrees(),
+            "validate": False,
+        }
+        nodes = local + halo.numel()
+        with_loops = torch.cat([arriving, loops])
+        looped = numbered(edge_index[:, with_loops].long())
+        self.extended = _Extended(nodes, looped, weight(with_loops), **options)
         # Every edge of the whole graph is in one of these graphs, so that sums over edges add up over ranks.
-        self.arriving = Graph(
-            local + halo.numel(),
-            here,
-            weights_here,
-            full_degree=degrees,
-            validate=False,
-        )
+        self.arriving = Graph(nodes, here, weights_here, **options)
         self.positions = arriving
 
     def centre(self, x: Float[Tensor, " N *shape"]) -> Float[Tensor, " one *shape"]:
@@ -197,14 +189,9 @@ class ShardedGraph(GraphPart):
         self, x: Float[Tensor, " N *shape"]
     ) -> Float[Tensor, " extended *shape"]:
         """Return the rows of this rank, followed by the rows of its halo from other ranks; once differentiable."""
-        return torch.cat(
-            [
-                x,
-                all_to_all(
-                    x[self._lent], self._num_lent, self._num_fetched, self.group
-                ),
-            ]
-        )
+        lent = x[self._lent]
+        fetched = all_to_all(lent, self._num_lent, self._num_fetched, self.group)
+        return torch.cat([x, fetched])
 
     def collect(
         self, x: Float[Tensor, " extended *shape"]
@@ -219,7 +206,7 @@ class ShardedGraph(GraphPart):
         return x[: self.num_nodes].index_add(0, self._lent, theirs)
 
     def term(
-        self, module: nn.Module, source: Float[Tensor, "N C"], **inputs: Any
+        self, module: nn.Module, source: State, **inputs: Any
     ) -> EnergyTerm | None:
         """Return the term of an energy of the whole graph that a module makes, as a function of this rank's rows."""
         depends_on = getattr(module, "depends_on", None)
@@ -235,17 +222,15 @@ class ShardedGraph(GraphPart):
         if term.depends_on == "graph":
             raise NotImplementedError(_READS_ALL.format(repr(term)))
 
-    def couple(self, diffusivity: Diffusivity, x: Float[Tensor, "N C"]) -> Coupling:
+    def couple(self, diffusivity: Diffusivity, x: State) -> Coupling:
         """Return this rank's rows of a coupling of the whole graph."""
         if diffusivity.depends_on == "parts":
             return diffusivity.couple(x, self)  # which calls this method for every part
         if not diffusivity.needs_graph:
             return self.share(diffusivity.couple(x, self))
-        if diffusivity.depends_on == "nothing":
-            rows = x
-        else:
-            rows = self.exchange(x)
-        return self.share(diffusivity.couple(rows, self.extended))
+        if diffusivity.depends_on != "nothing":
+            x = self.exchange(x)
+        return self.share(diffusivity.couple(x, self.extended))
 
     def share(self, coupling: Coupling) -> Coupling:
         """Return this rank's rows of the coupling of the whole graph, from the coupling of its part."""
@@ -270,11 +255,9 @@ class ShardedGraph(GraphPart):
 
     def to(self, device: object, non_blocking: bool = False) -> NoReturn:
         """Raise ``ValueError``: other ranks send to the device that the constructor was given."""
-        target = (
-            f"got {describe(device)}. Make it there: ShardedGraph(..., device=device)."
-        )
         raise ValueError(
-            f"a ShardedGraph stays on the device it was made for, where other ranks send to; {target}"
+            f"a ShardedGraph stays on the device it was made for, where other ranks send to; got {describe(device)}. "
+            f"Make it there: ShardedGraph(..., device=device)."
         )
 
     # Sources have the numbers of the halo, which no other graph of as many nodes has.
@@ -285,28 +268,20 @@ class ShardedGraph(GraphPart):
         """Find the rows to exchange: ``_lent`` are rows of this rank in the halos of others, in the order of ranks."""
         ends = torch.searchsorted(halo, torch.tensor(self.bounds, device=halo.device))
         one_each = [1] * (len(self.bounds) - 1)
-        lent = all_to_all(ends.diff(), one_each, one_each, self.group)
-        self._num_fetched = ends.diff().tolist()
-        self._num_lent = lent.tolist()
-        self._lent = (
-            all_to_all(halo, self._num_fetched, self._num_lent, self.group)
-            - self.first_node
-        )
+        fetched = ends.diff()
+        self._num_fetched = fetched.tolist()
+        self._num_lent = all_to_all(fetched, one_each, one_each, self.group).tolist()
+        lent = all_to_all(halo, self._num_fetched, self._num_lent, self.group)
+        self._lent = lent - self.first_node
 
     def _full_degrees(self) -> Float[Tensor, "extended two"]:
         """Return the in- and out-degrees of the rows and the halo in the whole graph, in double precision."""
         source, target = self.edges
         weight = self._edge_weights(torch.float64)
         received = weight.new_zeros(self.num_nodes).index_add(0, target, weight)
-        sent = weight.new_zeros(self.num_nodes + sum(self._num_fetched)).index_add(
-            0, source, weight
-        )
-        # Only this rank knows the edges from its halo, so it sends their weights to the
-        # ranks of these nodes.
-        elsewhere = all_to_all(
-            sent[self.num_nodes :], self._num_fetched, self._num_lent, self.group
-        )
-        sent = sent[: self.num_nodes].index_add(0, self._lent, elsewhere)
+        sent = weight.new_zeros(self.num_nodes + sum(self._num_fetched))
+        # Only this rank knows the edges from its halo, so it sends their weights to the ranks of these nodes.
+        sent = self.collect(sent.index_add(0, source, weight))
         return self.exchange(torch.stack([received, sent], dim=1))
 
 
@@ -318,10 +293,8 @@ class _Extended(Graph):
 
 def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the positions of the chosen edges, reading a chunk at a time."""
-    parts = enumerate(edge_index.split(CHUNK, 1))
-    return torch.cat(
-        [
-            chooses(part).nonzero().flatten() + CHUNK * position
-            for position, part in parts
-        ]
-    )
+    parts = [
+        chooses(part).nonzero().flatten() + CHUNK * number
+        for number, part in enumerate(edge_index.split(CHUNK, 1))
+    ]
+    return torch.cat(parts)

@@ -38,21 +38,19 @@ class HaloTerm(SharedTerm):
         return self.term.value(self.shards.exchange(z), self.shards.arriving)
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
-        wide = self.shards.exchange(z)
-        half, damping = self.term.majorant(wide, self.shards.arriving, convex)
+        shards = self.shards
+        wide = shards.exchange(z)
+        half, damping = self.term.majorant(wide, shards.arriving, convex)
         damping = damping.expand(len(wide), -1, -1)
-        return Majorant(self.shards.collect(half), self.shards.collect(damping))
+        return Majorant(shards.collect(half), shards.collect(damping))
 
     def flaw(self, constraint: Constraint) -> str | None:
         return self.term.flaw(constraint)
 
     def attention(self, z: HeadState, graph: Graph) -> list[Coupling]:
-        return [
-            self.shards.share(coupling)
-            for coupling in self.term.attention(
-                self.shards.exchange(z), self.shards.arriving
-            )
-        ]
+        shards = self.shards
+        couplings = self.term.attention(shards.exchange(z), shards.arriving)
+        return [shards.share(coupling) for coupling in couplings]
 
     def __repr__(self) -> str:
         return f"HaloTerm({self.term!r})"

@@ -6,8 +6,9 @@ import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from diffusion_mp.checks import INTEGERS
 
 # The results of these functions are the same edges of the same nodes.
 _KEEPING_THE_EDGES = {
@@ -78,32 +79,27 @@ class PartEdgeIndex(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        # torch gives every result this class, without attributes. Here it gets them, or loses the class.
         result = super().__torch_function__(func, types, args, kwargs)
-        if func in _KEEPING_THE_EDGES and _lost_its_attributes(result):
-            degree = args[0].full_degree
-            if degree is not None:
-                degree = degree.to(result.device)
-            return PartEdgeIndex.of(result.as_subclass(Tensor), degree)
-        return _without_degrees(result)
+        degree = None
+        if func in _KEEPING_THE_EDGES:
+            # Of x.to(edges) the first argument is a plain tensor.
+            degree = getattr(args[0], "full_degree", None)
+        return _classified(result, degree)
 
 
-def _lost_its_attributes(result: Any) -> bool:
-    """Return whether torch gave the class to a new tensor, as it does for every result of a function of this class."""
-    return isinstance(result, PartEdgeIndex) and "plain" not in vars(result)
+def _classified(result: Any, degree: Tensor | None) -> Any:
+    """Return plain tensors, and edges [2, …] with their degrees.
 
-
-def _without_degrees(result: Any) -> Any:
-    """Return plain tensors instead of new tensors of this class; edges [2, …] keep the class, without degrees."""
+    torch gives every result this class, without attributes. Here it gets them, or loses the class.
+    """
     if isinstance(result, (tuple, list)):
-        return type(result)(map(_without_degrees, result))
-    if not _lost_its_attributes(result):
+        return type(result)([_classified(part, degree) for part in result])
+    if not isinstance(result, PartEdgeIndex) or "plain" in vars(result):
         return result
     plain = result.as_subclass(Tensor)
     # Tensors that may be edges keep the class, so that a graph of them is refused instead of getting wrong degrees.
-    integers = not (
-        plain.is_floating_point() or plain.is_complex() or plain.dtype == torch.bool
-    )
-    if integers and plain.dim() == 2 and plain.size(0) == 2:
-        return PartEdgeIndex.of(plain, None)
-    return plain
+    if plain.dim() != 2 or plain.size(0) != 2 or plain.dtype not in INTEGERS:
+        return plain
+    if degree is not None:
+        degree = degree.to(plain.device)
+    return PartEdgeIndex.of(plain, degree)

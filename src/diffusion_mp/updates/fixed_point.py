@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -96,33 +96,15 @@ def fixed_point(
     if ptr is not None:
         ptr = as_ptr(ptr)
         check_ptr(x0.shape[:1].numel(), ptr)
-    with values_needed(what):
-        with on_values():
-            checks.check_finite(x0, "x0")
-        # Half precision cannot hold a fixed point to six digits, nor can a step under
-        # autocast.
-        start = widened(x0.detach())
-        limit = partial(
-            iterate,
-            tol=precision(start.dtype).residual if tol is None else tol,
-            max_iter=max_iter,
-            memory=memory,
-            ptr=ptr,
-            total=total,
-        )
-        # Only the accelerated iteration may end above the energy of x₀.
-        compared = energy if memory else None
-        return _limit(step, start, limit, compared, ptr, what).to(x0.dtype)
+    # Half precision cannot hold a fixed point to six digits, nor can a step under autocast.
+    start = widened(x0.detach())
+    options: dict[str, Any] = {
+        "tol": precision(start.dtype).residual if tol is None else tol,
+        "max_iter": max_iter,
+        "ptr": ptr,
+        "total": total,
+    }
 
-
-def _limit(
-    step: Operator,
-    start: Tensor,
-    accelerated: Callable[..., Tensor],
-    energy: Callable[[Tensor], Tensor] | None,
-    ptr: Tensor | None,
-    what: str,
-) -> Tensor:
     def exact(z: Tensor) -> Tensor:
         with without_autocast(z):
             image = step(z)
@@ -133,41 +115,43 @@ def _limit(
             )
         return image.to(z.dtype)
 
-    def limit(step: Operator, begin: Tensor, what: str, **options: int) -> Tensor:
+    def limit(step: Operator, begin: Tensor, what: str, memory: int = memory) -> Tensor:
         # Without autocast for the products of the acceleration, and in backward().
         with without_autocast(begin), on_values():
-            return accelerated(step, begin, what=what, **options)
-
-    solution = limit(exact, start, what)
-    if energy is not None:
-        with on_values():
-            higher = _rises(energy, start, solution, ptr)
-        if (
-            higher is not None
-        ):  # the plain iteration, in which the other graphs stop at once
-            solution = limit(
-                exact, torch.where(higher, start, solution), what, memory=0
-            )
+            return iterate(step, begin, memory=memory, what=what, **options)
 
     def residual(z: Tensor) -> Tensor:
         return exact(z) - z
-
-    if formula_runs(start.numel() ** 2):
-        # Each step doubles the order up to which derivatives are right.
-        closer = newton_step(residual, solution)
-        return with_derivatives_of(solution, newton_step(residual, closer))
 
     def inverse(tangent: Tensor) -> Tensor:
         """Return (I − J)⁻¹ tangent."""
         push = product(exact, solution)
         return limit(lambda u: tangent + push(u), tangent, f"the tangent of {what}")
 
-    def inverse_transposed(grad: Tensor) -> Tensor:
+    def adjoint(grad: Tensor) -> Tensor:
         """Return (I − Jᵀ)⁻¹ grad."""
         pull = transposed_product(exact, solution)
-        return limit(lambda g: grad + pull(g), grad, f"the gradient of {what}")
+        return limit(lambda u: grad + pull(u), grad, f"the gradient of {what}")
 
-    return differentiated(solution, residual, inverse, inverse_transposed)
+    with values_needed(what):
+        with on_values():
+            checks.check_finite(x0, "x0")
+        solution = limit(exact, start, what)
+        # Only the accelerated iteration may end above the energy of x₀.
+        if energy is not None and memory:
+            with on_values():
+                higher = _rises(energy, start, solution, ptr)
+            if higher is not None:
+                # The plain iteration, in which the other graphs stop at once.
+                begin = torch.where(higher, start, solution)
+                solution = limit(exact, begin, what, memory=0)
+        if formula_runs(start.numel() ** 2):
+            # Each step doubles the order up to which derivatives are right.
+            closer = newton_step(residual, solution)
+            result = with_derivatives_of(solution, newton_step(residual, closer))
+        else:
+            result = differentiated(solution, residual, inverse, adjoint)
+        return result.to(x0.dtype)
 
 
 @torch.no_grad()
@@ -182,13 +166,13 @@ def _rises(
     values = []
     for state in (start, solution):
         value = energy(state)
-        numbers = torch.as_tensor(value) if isinstance(value, Tensor | float) else None
-        if numbers is None or numbers.numel() not in (1, columns.graphs):
+        number = torch.as_tensor(value) if isinstance(value, float) else value
+        if not isinstance(number, Tensor) or number.numel() not in (1, columns.graphs):
             raise TypeError(
                 f"energy(z) must be one number, or {columns.graphs}, one for every graph; "
                 f"got {checks.describe(value)}."
             )
-        values.append(numbers.flatten())
+        values.append(number.flatten())
     higher = ~(values[1] <= values[0])
     if not bool(higher.any()):
         return None
@@ -249,8 +233,6 @@ def iterate(
         closer(size, aim)
         # One synchronisation with a GPU, unless the iteration ends.
         if bool(done.all() | lost.any()):
-            if bool(done.all()):
-                return result.view(shape)
             break
         following = image
         if memory:
@@ -271,6 +253,8 @@ def iterate(
         followed = accepted
         following = columns.where(rejected, last_image, following)
         x = columns.where(done, result, following)
+    if bool(done.all()):
+        return result.view(shape)
     moved = size.masked_fill(done, 0.0).max().item()
     raise errors.ConvergenceError(
         f"{what} was not reached in max_iter={max_iter} steps: the last one moved the state by {moved:.3g}, "
@@ -313,15 +297,11 @@ class _Differences:
         self.images[slot] = image_difference
         self.residuals[slot] = residual_difference
         self.valid[:, slot] = recorded.squeeze(1)
+        pair = torch.stack([residual_difference, residual])
+        by_row = torch.einsum("mnc,knc->nmk", self.residuals, pair)
         # One sum over all rows, since they may be spread over processes.
-        if self.columns.graphs == 1:
-            pair = torch.stack([residual_difference.flatten(), residual.flatten()], 1)
-            products = (self.residuals.flatten(1) @ pair).unsqueeze(0)
-        else:
-            pair = torch.stack([residual_difference, residual])
-            by_row = torch.einsum("mnc,knc->nmk", self.residuals, pair)
-            products = self.columns.sum(by_row)
-        with_difference, with_residual = self.total(products).unbind(2)
+        products = self.total(self.columns.sum(by_row))
+        with_difference, with_residual = products.unbind(2)
         self.gram[:, slot] = with_difference
         self.gram[:, :, slot] = with_difference
         # Differences may be linearly dependent: scale them to norm one, and add the size
@@ -333,6 +313,4 @@ class _Differences:
         extra = torch.where(self.valid, 10 * limits.eps, 1.0).to(gram)
         right = torch.nan_to_num(scale * with_residual)
         gamma = scale * torch.linalg.solve(gram + torch.diag_embed(extra), right)
-        if self.columns.graphs == 1:
-            return image - (gamma @ self.images.flatten(1)).view_as(image)
         return image - torch.einsum("nm,mnc->nc", self.columns.rows(gamma), self.images)

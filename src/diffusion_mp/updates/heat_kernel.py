@@ -1,6 +1,8 @@
 """``HeatKernel``: the exact solution of the diffusion, without time discretisation."""
 
 import math
+from itertools import repeat
+from typing import cast
 
 import numpy as np
 import torch
@@ -78,7 +80,7 @@ class HeatKernel(LaplacianUpdate):
         if out is None and dense_formula_runs(coupling):
             power = _exponential(-self.t * laplacian.dense())
             out = (power @ v.transpose(0, 1)).transpose(0, 1)
-        if out is None:
+        elif out is None:
             out = self._without_matrix(laplacian, v, values.dtype)
         return out.to(values.dtype)
 
@@ -146,11 +148,14 @@ def chebyshev_weights(z: float, tol: float) -> list[float]:
     digits = math.log(1.0 / min(tol, 0.5)) + 5.0
     # About √(2z log(1/tol)) orders count. More are computed, since they cost nothing,
     # and the tail is cut off by its sum.
-    orders = np.arange(math.ceil(2.0 * math.sqrt(z * digits) + 2.0 * digits))
+    most = 2.0 * math.sqrt(z * digits) + 2.0 * digits
+    orders = np.arange(math.ceil(most))
     weights = 2.0 * ive(orders, z) * (-1.0) ** orders
     weights[0] /= 2.0
-    tail = np.cumsum(np.abs(weights)[::-1])[::-1]  # error of stopping before order k
-    return [float(weight) for weight in weights[: max(2, np.count_nonzero(tail > tol))]]
+    # The error of stopping before order k.
+    tail = np.cumsum(np.abs(weights)[::-1])[::-1]
+    count = max(2, np.count_nonzero(tail > tol))
+    return cast("list[float]", weights[:count].tolist())
 
 
 def low_rank_heat(
@@ -177,23 +182,24 @@ def low_rank_heat(
         core = right.mT @ left
         eye = identity_like(core)
         zero = torch.zeros_like(core)
+        rows = [
+            [core - eye, eye, eye],
+            [zero, -eye, zero],
+            [zero, zero, zero],
+        ]
         generator = torch.cat(
-            [
-                torch.cat([core - eye, eye, eye], dim=-1),
-                torch.cat([zero, -eye, zero], dim=-1),
-                torch.cat([zero, zero, zero], dim=-1),
-            ],
-            dim=-2,
+            [torch.cat(row[:blocks], dim=-1) for row in rows[:blocks]], dim=-2
         )
-        size = core.size(-1)
-        end = blocks * size
         # The blocks right of the first are e⁻ᵗ tφ₁(tG) and tφ₁(t(G − I)).
-        power = _exponential(t * generator[..., :end, :end])[..., :size, size:]
-        parts = [diagonal * v, v - diagonal * v][: blocks - 1]
-        pooled = torch.cat([right.mT @ part for part in parts], dim=-2)
+        size = core.size(-1)
+        power = _exponential(t * generator)[..., :size, size:]
+        kept = diagonal * v
+        pooled = right.mT @ kept
+        if blocks == 3:
+            pooled = torch.cat([pooled, right.mT @ (v - kept)], dim=-2)
         return torch.exp(-t * diagonal) * v + left @ (power @ pooled)
 
-    return by_graph(form, graphs, diagonal, form.left, form.right, v)
+    return by_graph(form, repeat(graphs), diagonal, form.left, form.right, v)
 
 
 def _exponential(x: Tensor) -> Tensor:

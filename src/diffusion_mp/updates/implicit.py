@@ -91,7 +91,13 @@ class SolvedUpdate(LaplacianUpdate):
         if not dense_formula_runs(coupling):
             self.warn_if_rounded(coupling, shift)
         return shifted_inverse(
-            coupling, self.form, shift, b, dtype, max_iter=self.max_iter, what=self
+            coupling,
+            self.form,
+            shift,
+            b,
+            dtype,
+            max_iter=self.max_iter,
+            what=self,
         )
 
 

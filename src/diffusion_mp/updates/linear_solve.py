@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from diffusion_mp.couplings import LowRankCoupling
 from diffusion_mp.couplings.low_rank_form import LowRankForm
 from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.errors import ConvergenceError
+from diffusion_mp.graph.ops import members
 from diffusion_mp.kernels.segments import Rows, by_size, gather
 from diffusion_mp.runtime.progress import solving
 from diffusion_mp.updates.derivatives import Operator, differentiated
@@ -35,9 +37,7 @@ class Columns:
         self.graph: Tensor | None = None
         if ptr is not None and len(ptr) != 2:
             self.graphs = len(ptr) - 1
-            sizes = ptr.diff().to(device)
-            graph = torch.arange(self.graphs, device=device)
-            self.graph = graph.repeat_interleave(sizes, output_size=num_rows)
+            self.graph, _ = members(ptr, num_rows, device)
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sums [B, …] over the rows [N, …] of every graph."""
@@ -142,9 +142,10 @@ def conjugate_gradients(
         image = operator(direction).detach()
         curvature = inner(direction, image)
         if not bool((curvature[active] > 0).all()):
+            worst = curvature[active].min().item()
             raise ConvergenceError(
                 f"{what} is not positive definite, or holds NaN or infinity: a search direction has curvature "
-                f"{curvature[active].min().item():.3g}, expected > 0. Negative couplings, or row sums above 1 in the "
+                f"{worst:.3g}, expected > 0. Negative couplings, or row sums above 1 in the "
                 f"residual form, do this; raise the leak, lower tau, or use ExplicitEuler."
             )
         step = columns.rows(torch.where(active, slope / curvature, 0.0))
@@ -156,9 +157,8 @@ def conjugate_gradients(
         # Without a preconditioner the two are the same sum, which takes as long as an
         # update.
         slope = square if improved is residual else inner(residual, improved)
-        direction.mul_(columns.rows(torch.where(active, slope / before, 0.0))).add_(
-            improved
-        )
+        keep = columns.rows(torch.where(active, slope / before, 0.0))
+        direction.mul_(keep).add_(improved)
     # The residual above is updated from step to step, and rounding makes it drift from
     # the true residual.
     residual = right - operator(x).detach()
@@ -167,11 +167,9 @@ def conjugate_gradients(
         return x * scale
     size = goal(x, 1.0)
     reached = torch.where(size > 0, square / size, square).max().sqrt().item()
-    budget = (
-        f"the precision of {b.dtype}"
-        if converged
-        else f"max_iter={max_iter} iterations"
-    )
+    budget = f"max_iter={max_iter} iterations"
+    if converged:
+        budget = f"the precision of {b.dtype}"
     raise ConvergenceError(
         f"Conjugate gradients on {what} reached a relative error of {reached:.3g} in {budget}; tol={tol:.3g} was "
         f"asked. Raise max_iter, raise the leak (a better conditioned system), or use float64."
@@ -197,7 +195,11 @@ def solve(
 
     def inverse(rhs: Tensor) -> Tensor:
         return conjugate_gradients(
-            operator, rhs, metric=metric, preconditioner=preconditioner, **options
+            operator,
+            rhs,
+            metric=metric,
+            preconditioner=preconditioner,
+            **options,
         )
 
     def adjoint(rhs: Tensor) -> Tensor:
@@ -223,7 +225,8 @@ class LowRankInverse:
 
     def __init__(self, form: LowRankForm, diagonal: Tensor | float) -> None:
         self.form = form
-        self.diagonal: Tensor = diagonal * form.left.new_ones(*form.left.shape[:2], 1)
+        nodes, heads, _ = form.left.shape
+        self.diagonal: Tensor = diagonal * form.left.new_ones(nodes, heads, 1)
         if form.diagonal is not None:
             self.diagonal = self.diagonal - form.diagonal.unsqueeze(2)
         parts = (self.diagonal, form.left, form.right)
@@ -232,19 +235,14 @@ class LowRankInverse:
         ]
 
     def __call__(self, b: HeadState) -> HeadState:
-        blocks = iter(self.blocks)
-        return by_graph(self.form, lambda part: next(blocks).solve(part), b)
+        return by_graph(self.form, [block.solve for block in self.blocks], b)
 
     def solve(self, b: HeadState) -> HeadState:
         """Return (diag(d) − S)⁻¹ b, or raise ``ConvergenceError`` if the solution misses b: singular or not finite."""
-        # torch raises no error for LU factors of a singular matrix, so the solution is
-        # tested.
         x = self(b)
         with torch.no_grad():
             form = self.form
-            moved = by_graph(
-                form, lambda u, k, x: u @ (k.mT @ x), form.left, form.right, x
-            )
+            moved = LowRankCoupling(form.left, form.right, form.ptr).received(x)
             left_over = (self.diagonal * x - moved - b).norm(dim=0)
             size = b.norm(dim=0)
         if not bool((left_over <= LEFT_OVER * size).all()):  # NaN is not
@@ -256,15 +254,12 @@ class LowRankInverse:
         return x
 
     def inverse_diagonal(self) -> Float[Tensor, "N H"]:
-        blocks = iter(self.blocks)
-        diagonal = by_graph(
-            self.form, lambda _: next(blocks).inverse_diagonal(), self.diagonal
-        )
-        return diagonal.squeeze(2)
+        diagonals = [block.inverse_diagonal for block in self.blocks]
+        return by_graph(self.form, diagonals, self.diagonal).squeeze(2)
 
 
 class _Block:
-    """Graphs of one size: R (I + Û(I − K̂ᵀÛ)⁻¹K̂ᵀ) sR, R = |A|^-½, s the sign of A, ÛK̂ᵀ = sRUKᵀR, [b, H, n, …]."""
+    """Graphs of one size: R (I + ÛCK̂ᵀ) sR, R = |A|^-½, s the sign of A, ÛK̂ᵀ = sRUKᵀR, C = (I − K̂ᵀÛ)⁻¹, [b, H, n, …]."""
 
     def __init__(self, diagonal: Tensor, left: Tensor, right: Tensor) -> None:
         # Divided symmetrically: degrees may be decades apart, and the core would be
@@ -273,20 +268,15 @@ class _Block:
         self.signed_root = self.root * diagonal.detach().sign()
         self.left, self.right = reduced(self.signed_root * left, self.root * right)
         core = self.right.mT @ self.left
-        self.factors = torch.linalg.lu_factor_ex(identity_like(core) - core)[:2]
-
-    def core_solve(self, b: Tensor) -> Tensor:
-        lu, pivots = (
-            factor.expand(*b.shape[:2], *factor.shape[2:]) for factor in self.factors
-        )
-        return torch.linalg.lu_solve(lu, pivots, b)
+        # It raises no error for a singular matrix, whose solutions miss b.
+        self.core = torch.linalg.inv_ex(identity_like(core) - core).inverse
 
     def solve(self, b: Tensor) -> Tensor:
         b = self.signed_root * b
-        return self.root * (b + self.left @ self.core_solve(self.right.mT @ b))
+        return self.root * (b + self.left @ (self.core @ (self.right.mT @ b)))
 
-    def inverse_diagonal(self) -> Tensor:
-        moved = (self.left * self.core_solve(self.right.mT).mT).sum(-1, keepdim=True)
+    def inverse_diagonal(self, diagonal: Tensor) -> Tensor:
+        moved = (self.left @ self.core * self.right).sum(-1, keepdim=True)
         return self.root * self.signed_root * (1.0 + moved)
 
 
@@ -307,7 +297,8 @@ def reduced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         # have no digit of the small columns.
         size = right.abs().amax(-2, keepdim=True)
         size = torch.where(size > 0, size, 1.0)
-        values, vectors = torch.linalg.eigh((right / size).mT @ (right / size))
+        scaled = right / size
+        values, vectors = torch.linalg.eigh(scaled.mT @ scaled)
         least = features * torch.finfo(values.dtype).eps * values.amax(-1, keepdim=True)
         root = torch.maximum(values, least).sqrt().unsqueeze(-2)
         basis = size.mT * vectors * root
@@ -316,9 +307,8 @@ def reduced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def identity_like(like: Tensor) -> Tensor:
-    return torch.eye(like.size(-1), dtype=like.dtype, device=like.device).expand_as(
-        like
-    )
+    eye = torch.eye(like.size(-1), dtype=like.dtype, device=like.device)
+    return eye.expand_as(like)
 
 
 def _graphs(form: LowRankForm) -> list[Rows]:
@@ -327,16 +317,19 @@ def _graphs(form: LowRankForm) -> list[Rows]:
 
 
 def by_graph(
-    form: LowRankForm, function: Callable[..., Tensor], *tensors: Tensor
+    form: LowRankForm, functions: Iterable[Callable[..., Tensor]], *tensors: Tensor
 ) -> Tensor:
-    """Apply a function of stacked graphs of one size, [b, H, n, C] → [b, H, n, D], to all graphs."""
+    """Apply functions of stacked graphs of one size, [b, H, n, C] → [b, H, n, D], one for every size."""
     runs = _graphs(form)
-    parts = [function(*(gather(tensor, rows) for tensor in tensors)) for rows in runs]
+    parts = [
+        function(*(gather(tensor, rows) for tensor in tensors))
+        for rows, function in zip(runs, functions, strict=False)
+    ]
     if not parts:
         return torch.zeros_like(tensors[-1])
     out = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
-    if len(runs) == 1 and isinstance(runs[0], slice):
+    if form.ptr is None:
         return out
-    node = torch.arange(form.left.size(0), device=form.left.device)
+    node = torch.arange(len(out), device=out.device)
     order = torch.cat([node[rows].flatten() for rows in runs])
     return out[order.argsort()]
