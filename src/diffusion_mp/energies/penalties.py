@@ -485,8 +485,8 @@ class SimplePenalty(ScorePenalty):
         return z2 * (2 - z2 / 4)
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
-        second, fourth = pairs.sum_distance_powers(x, ptr)
-        return 2 * second - fourth / 4
+        squares = pairs.sum_squared_distances(x, ptr)
+        return 2 * squares - pairs.sum_fourth_powers(x, ptr) / 4
 
 
 @dataclass(frozen=True)
