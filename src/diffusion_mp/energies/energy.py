@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 from types import NoneType
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -32,14 +31,6 @@ from diffusion_mp.energies.terms import (
 from diffusion_mp.graph import Graph
 from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.runtime.precision import reciprocal
-
-
-def _check_terms(terms: object, graph: object) -> None:
-    what = "a list of terms, each an EnergyTerm"
-    checks.check_kind(terms, "terms", Sequence, what)
-    for term in cast("Sequence[object]", terms):
-        checks.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
-    checks.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
 
 
 def _after(term: EnergyTerm, x_prev: State) -> EnergyTerm:
@@ -96,7 +87,12 @@ class Energy:
         _checked: bool = False,
     ) -> None:
         if not _checked:
-            _check_terms(terms, graph)
+            what = "a list of terms, each an EnergyTerm"
+            checks.check_kind(terms, "terms", Sequence, what)
+            for term in terms:
+                what = "an EnergyTerm"
+                checks.check_kind(term, "every one of terms", EnergyTerm, what)
+            checks.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
         # A copy that nobody can change: certificates are about these terms.
         self.terms = tuple(terms)
         self.constraint = get_constraint(constraint, radius)
@@ -138,9 +134,6 @@ class Energy:
         values = x.new_zeros(graph.num_graphs, dtype=torch.float64)
         for term in self.terms:
             values = values + term.by_graph(z, graph)
-        # Nearly always, and a look at every graph would wait for as many answers.
-        if bool(self.constraint.holds(z)):
-            return values
         parts = z.split(graph_sizes(graph.segments, len(z)))
         inside = torch.stack([self.constraint.holds(part) for part in parts])
         return torch.where(inside, values, math.inf)

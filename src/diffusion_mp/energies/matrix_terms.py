@@ -15,8 +15,9 @@ from torch.nn import functional
 from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint
-from diffusion_mp.energies.pairs import Bound, HeadState, PerNode, check_channels
+from diffusion_mp.energies.pairs import HeadState, PerNode, check_channels
 from diffusion_mp.energies.terms import (
+    ConcaveTerm,
     Majorant,
     Mean,
     RowTerm,
@@ -30,28 +31,6 @@ from diffusion_mp.graph.ops import by_edges, graph_sizes
 from diffusion_mp.kernels.spmm import at_rows, edge_softmax, trained
 from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import accumulating, without_autocast
-
-
-def _check_matrices(
-    coupling: Coupling, matrix: Tensor | None, norms: Tensor | None
-) -> None:
-    """Raise unless there is a matrix, and the bound on its norm, for every relation of the coupling."""
-    checks.check_kind(coupling, "coupling", Coupling, "a Coupling")
-    if matrix is not None:
-        shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
-        checks.check_tensor(matrix, "matrix", shape, coupling.device, "the coupling")
-        square = matrix.dim() in (2, 3) and matrix.size(1) == matrix.size(-1)
-        if not square or matrix.size(0) != coupling.heads:
-            raise ValueError(f"matrix must be {shape}; got {checks.describe(matrix)}.")
-    if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
-        raise ValueError(
-            f"coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries; "
-            f"got {coupling!r}."
-        )
-    if norms is not None and norms.shape != (coupling.heads,):
-        raise ValueError(
-            f"norms must be [{coupling.heads}], one per relation; got {checks.describe(norms)}."
-        )
 
 
 class MatrixTerm(RowTerm, SharedTerm):
@@ -94,7 +73,26 @@ class MatrixTerm(RowTerm, SharedTerm):
         if not _checked:
             checks.check_counts(hops=hops)
             checks.check_flags(symmetric=symmetric)
-            _check_matrices(coupling, matrix, norms)
+            checks.check_kind(coupling, "coupling", Coupling, "a Coupling")
+            heads = coupling.heads
+            if matrix is not None:
+                shape = f"[{heads}, channels, channels], as many as the coupling has heads, or their diagonals"
+                device = coupling.device
+                checks.check_tensor(matrix, "matrix", shape, device, "the coupling")
+                square = matrix.dim() in (2, 3) and matrix.size(1) == matrix.size(-1)
+                if not square or matrix.size(0) != heads:
+                    raise ValueError(
+                        f"matrix must be {shape}; got {checks.describe(matrix)}."
+                    )
+            if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
+                raise ValueError(
+                    f"coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its "
+                    f"entries; got {coupling!r}."
+                )
+            if norms is not None and norms.shape != (heads,):
+                raise ValueError(
+                    f"norms must be [{heads}], one per relation; got {checks.describe(norms)}."
+                )
         self.forward = coupling
         self.matrix = matrix
         self.hops = hops
@@ -357,7 +355,7 @@ ACTIVATIONS: dict[
 }
 
 
-class MLPTerm(RowTerm):
+class MLPTerm(ConcaveTerm):
     """Add a hidden layer with tied weights to an energy (Theorem T10 of docs/certified.md).
 
     With a convex ρ and its derivative σ = ρ′:
@@ -375,8 +373,6 @@ class MLPTerm(RowTerm):
         >>> float(MLPTerm(torch.eye(4), torch.zeros(4)).value(torch.ones(6, 1, 4), graph))
         -12.0
     """
-
-    depends_on = "rows"
 
     def __init__(
         self,
@@ -413,10 +409,6 @@ class MLPTerm(RowTerm):
 
     def weighted_mean(self, z: HeadState) -> Mean:
         return Mean(z.new_zeros(1, 1, 1), None, self._pull)
-
-    def bound(self, z: HeadState, graph: Graph) -> Bound:
-        # Concave, so that V lies below its tangent.
-        return z.new_zeros(1, 1, 1)
 
 
 def norm_bounds(

@@ -25,7 +25,7 @@ from diffusion_mp.couplings import (
     with_constant,
 )
 from diffusion_mp.energies import pairs
-from diffusion_mp.energies.constraints import Constraint, Sphere
+from diffusion_mp.energies.constraints import Constraint, Sphere, get_constraint
 from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.graph.arguments import as_ptr, row_bounds
 from diffusion_mp.kernels.pairwise import log_score
@@ -146,27 +146,22 @@ class Penalty(Described, ABC):
             centre: points [1 or N, H, D] that are subtracted from x before distances are taken. ``None`` is the mean of
                 every graph.
         """
-        pairs.check_heads(x)
+        self._check_state(x)
         checks.check_flags(normalize=normalize)
-        diameter = math.inf
-        if constraint is not None:
-            what = "a Constraint (see get_constraint) or None"
-            checks.check_kind(constraint, "constraint", Constraint, what)
-            diameter = constraint.diameter
+        within = get_constraint(constraint)
         if ptr is not None:
             # A caller with a centre has a graph, whose boundaries were checked.
             ptr = row_bounds(ptr, x.size(0)) if centre is None else as_ptr(ptr)
-        self._check_device(x)
         radius = None
-        if self.linear and isinstance(constraint, Sphere):
-            radius = constraint.radius
+        if self.linear and isinstance(within, Sphere):
+            radius = within.radius
         return self.attention(
             pairs.by_head(x),
             ptr=ptr,
             centre=centre,
             radius=radius,
             normalize=normalize,
-            nonnegative=self.covers(diameter),
+            nonnegative=self.covers(within.diameter),
         )
 
     def attention(
@@ -196,13 +191,11 @@ class Penalty(Described, ABC):
             normalize: divide each row by its sum. ``False`` by default.
             nonnegative: the promise that no entry is negative.
         """
-        q = query
-        k = key
         if radius is not None:
-            q = radius * unit_vectors(query)
+            query = radius * unit_vectors(query)
             if key is not None:
-                k = radius * unit_vectors(key)
-        coupling = self._pairs(q, k, ptr, centre, nonnegative)
+                key = radius * unit_vectors(key)
+        coupling = self._pairs(query, key, ptr, centre, nonnegative)
         return row_normalized(coupling) if normalize else coupling
 
     def _pairs(
@@ -238,12 +231,13 @@ class Penalty(Described, ABC):
             x: state [N, C] or [N, H, D].
             ptr: row boundaries [B+1] of a ragged batch, on the CPU. ``None`` is one graph.
         """
-        self._check_device(x)
+        self._check_state(x)
         return pairs.sum_over_pairs(self.delta, x, ptr)
 
-    def _check_device(self, x: Tensor) -> None:
-        """Raise unless ``x`` is on the device of the parameters, if f is learned."""
-        if isinstance(self, nn.Module) and isinstance(x, Tensor):
+    def _check_state(self, x: pairs.State) -> None:
+        """Raise unless ``x`` is a state, on the device of the parameters if f is learned."""
+        pairs.check_heads(x)
+        if isinstance(self, nn.Module):
             checks.check_place(x, self)
 
     def _points(self) -> Float[Tensor, " points"]:

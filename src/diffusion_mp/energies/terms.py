@@ -29,7 +29,13 @@ from diffusion_mp.couplings import (
     SparseCoupling,
 )
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
-from diffusion_mp.energies.constraints import Ball, Constraint, Sphere, Unconstrained
+from diffusion_mp.energies.constraints import (
+    Ball,
+    Constraint,
+    Sphere,
+    Unconstrained,
+    get_constraint,
+)
 from diffusion_mp.energies.pairs import (
     Bound,
     HeadState,
@@ -595,7 +601,7 @@ class PenaltyTerm(SharedTerm):
     def __init__(self, penalty: Penalty, constraint: Constraint | None) -> None:
         check_kind(penalty, "penalty", Penalty, "a Penalty")
         self.penalty = penalty
-        self.constraint = Unconstrained() if constraint is None else constraint
+        self.constraint = get_constraint(constraint)
 
     @abstractmethod
     def pull(self, z: HeadState, graph: Graph) -> Coupling:

@@ -8,6 +8,7 @@ from torch import Tensor
 from diffusion_mp.checks import Count, Seed, check_finite, check_values, checked
 from diffusion_mp.energies.counterexamples import (
     SCALES,
+    functions_at,
     numbers_flaw,
     overflows,
     rescaled,
@@ -136,31 +137,19 @@ def _check_rows(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
     """Raise unless the term is a sum over rows: of the first third of the rows, and of the others."""
     # Parts of different size, so that rows cut at the wrong offset show.
     cut = len(z) // 3
-    parts = (slice(0, cut), slice(cut, len(z)))
-    # A bound may be one number for all nodes and heads.
-    bound = term.bound(z, graph).expand(*z.shape[:2], 1)
-    expected = {
-        "value": term.value(z, graph),
-        "half_gradient": term.half_gradient(z, graph),
-        "bound": bound,
-    }
-    total = torch.zeros_like(expected["value"])
-    halves = []
-    bounds = []
-    for rows in parts:
-        part = z[rows]
-        alone = Graph(len(part))
-        block = term.block(rows)
-        total = total + block.value(part, alone)
-        halves.append(block.half_gradient(part, alone))
-        bounds.append(block.bound(part, alone).expand(*part.shape[:2], 1))
-    found = {
-        "value": total,
-        "half_gradient": torch.cat(halves),
-        "bound": torch.cat(bounds),
-    }
-    for name, tensor in found.items():
-        if not torch.allclose(tensor, expected[name], rtol=1e-9, atol=1e-12):
+    whole = functions_at(term, z, graph)
+    # A bound may be one number for all nodes.
+    whole["bound"] = whole["bound"].expand(len(z), -1, -1)
+    total = torch.zeros_like(whole["value"])
+    compared = []
+    for rows in (slice(0, cut), slice(cut, None)):
+        part = functions_at(term.block(rows), z[rows], Graph(len(z[rows])))
+        total = total + part["value"]
+        for name in ("half_gradient", "bound"):
+            compared.append((name, part[name], whole[name][rows]))
+    compared.append(("value", total, whole["value"]))
+    for name, found, expected in compared:
+        if not torch.allclose(found, expected, rtol=1e-9, atol=1e-12):
             raise AssertionError(
                 f'{term!r} declares depends_on = "rows", but the {name} of term.block(rows) is not its {name} at '
                 f"these rows. Declare another dependence, or cut in block() what the term holds for every row."
@@ -176,9 +165,8 @@ def _adversarial_moves(
     seed: int,
 ) -> list[Tensor]:
     """Return the moves to which gradient ascent on V(z′) less the majorant leads, of all nodes and of single nodes."""
-    value = term.value(z, graph).detach()
-    half = term.half_gradient(z, graph).detach()
-    bound = term.bound(z, graph).detach()
+    with torch.no_grad():
+        half, bound, value = functions_at(term, z, graph).values()
     generator = torch.Generator().manual_seed(seed)
     node = torch.arange(len(z)).view(-1, 1, 1)
     moves = []
