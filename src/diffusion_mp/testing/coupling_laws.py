@@ -100,7 +100,7 @@ def check_coupling(
     )
     bounds = coupling.ptr if ptr is None else row_bounds(ptr, coupling.num_nodes)
     case = CouplingCase(coupling, bounds, seed)
-    run_laws(type(coupling).__name__, COUPLING_LAWS, case, skip or {}, seed)
+    run_laws(type(coupling).__name__, COUPLING_LAWS, case, skip, seed)
 
 
 def _form(case: CouplingCase) -> None:

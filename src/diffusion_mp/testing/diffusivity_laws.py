@@ -100,7 +100,7 @@ def check_diffusivity(
     if edges is None:
         edges = bool(sample.needs_graph)
     case = DiffusivityCase(build, fresh, channels, edges, compile, seed)
-    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, seed)
+    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip, seed)
 
 
 def _declarations(case: DiffusivityCase) -> None:

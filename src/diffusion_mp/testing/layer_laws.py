@@ -126,7 +126,7 @@ def check_layer(
         laws += GRAPH_LAYER_LAWS
     case = kind(build, fresh, channels, edges, compile, seed, extra, takes, needs)
     _expect_callable(type(sample).__name__, case)
-    run_laws(type(sample).__name__, laws, case, skip or {}, seed)
+    run_laws(type(sample).__name__, laws, case, skip, seed)
 
 
 def _expect_callable(name: str, case: LayerCase) -> None:
@@ -301,7 +301,7 @@ def check_update(
     """
     build, fresh, sample = builder(update, "update", StateUpdate, seed)
     case = UpdateCase(build, fresh, channels, True, compile, seed)
-    run_laws(type(sample).__name__, UPDATE_LAWS, case, skip or {}, seed)
+    run_laws(type(sample).__name__, UPDATE_LAWS, case, skip, seed)
 
 
 def _shapes(case: UpdateCase) -> None:
