@@ -136,7 +136,7 @@ def _check_rows(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
     whole["bound"] = whole["bound"].expand(len(z), -1, -1)
     total = torch.zeros_like(whole["value"])
     compared = []
-    for rows in (slice(0, cut), slice(cut, None)):
+    for rows in (slice(0, cut), slice(cut, len(z))):
         part = functions_at(term.block(rows), z[rows], Graph(len(z[rows])))
         total = total + part["value"]
         for name in ("half_gradient", "bound"):

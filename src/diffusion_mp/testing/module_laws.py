@@ -64,8 +64,8 @@ def random_instance(
     # would not tell apart.
     x = x / (1 + x.norm(dim=-1, keepdim=True))
     node = torch.arange(num_nodes)
-    # A ring, so that no node is isolated; of a single node it would be a loop.
-    ring = torch.stack([node, node.roll(-1)])[:, : num_nodes if num_nodes > 1 else 0]
+    # A ring, so that no node is isolated.
+    ring = torch.stack([node, node.roll(-1)])
     chords = torch.randint(num_nodes, (2, num_nodes), generator=generator)
     loop = torch.zeros(2, 1, dtype=torch.long)
     # With a parallel edge and a loop, which kernels treat apart.
@@ -76,16 +76,13 @@ def random_instance(
 
 def join(instances: Sequence[Instance]) -> Instance:
     """Return the instances as one batch, with the edges numbered in the batch."""
-    first = [0, *accumulate(instance.num_nodes for instance in instances)]
-    edges = [
-        instance.edge_index + start
-        for instance, start in zip(instances, first, strict=False)
-    ]
+    ptr = [0, *accumulate(instance.num_nodes for instance in instances)]
+    shifted = zip(instances, ptr, strict=False)
     return Instance(
         torch.cat([instance.x for instance in instances]),
-        torch.cat(edges, dim=1),
+        torch.cat([instance.edge_index + start for instance, start in shifted], dim=1),
         torch.cat([instance.edge_weight for instance in instances]),
-        torch.tensor(first),
+        torch.tensor(ptr),
     )
 
 
@@ -284,20 +281,15 @@ def _expect_finite(case: AnyCase, instance: Instance) -> None:
     grads = torch.autograd.grad(
         out.square().sum() + 0 * leaf.sum(), leaves, materialize_grads=True
     )
-    expect(bool(out.isfinite().all()), "the result is not finite")
-    finite = all(bool(grad.isfinite().all()) for grad in grads)
-    expect(finite, "a gradient is not finite")
+    for what, tensors in (("the result", [out]), ("a gradient", grads)):
+        finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+        expect(finite, f"{what} is not finite")
 
 
-def _expect_derivatives(
-    check: Callable[..., bool],
-    function: Callable[..., Tensor],
-    leaves: tuple[Tensor, ...],
-    atol: float,
-) -> None:
+def _expect_derivatives(case: AnyCase, check: Callable[..., bool], atol: float) -> None:
     """Raise `LawBroken` unless `gradcheck` or `gradgradcheck` finds that derivatives agree."""
     try:
-        check(function, leaves, atol=atol, rtol=10 * atol, fast_mode=True)
+        check(*case.differentiable(), atol=atol, rtol=10 * atol, fast_mode=True)
     except GradcheckError as error:
         # Whole matrices follow the first paragraph.
         summary = str(error).partition("\n\n")[0].replace("\n", " ")
@@ -309,7 +301,7 @@ def _first_derivatives(case: AnyCase) -> None:
     """gradients with respect to the state and the parameters agree with finite differences in double"""
     function, leaves = case.differentiable()
     if function(*leaves).requires_grad:
-        _expect_derivatives(gradcheck, function, leaves, 1e-6)
+        _expect_derivatives(case, gradcheck, 1e-6)
 
 
 def _second_derivatives(case: AnyCase) -> None:
@@ -333,7 +325,7 @@ def _second_derivatives(case: AnyCase) -> None:
         clear = any(some in str(error) for some in words)
         expect(clear, f"the second derivative is not refused in words: {error}")
         return
-    _expect_derivatives(gradgradcheck, function, leaves, 1e-5)
+    _expect_derivatives(case, gradgradcheck, 1e-5)
 
 
 def _half_precision(case: AnyCase) -> None:
@@ -375,13 +367,12 @@ def _purity(case: AnyCase) -> None:
     """it leaves the state, the edges and the global random state alone, and repeats"""
     module = case.module()
     instance = join(case.batch())
-    before = copy.deepcopy(instance)
+    before = vars(copy.deepcopy(instance))
     with expect_rng_untouched("forward"):
         first = case.call(module, instance)
         second = case.call(module, instance)
-    for name in ("x", "edge_index", "edge_weight"):
-        same = torch.equal(getattr(instance, name), getattr(before, name))
-        expect(same, f"forward changed {name} in place")
+    for name, tensor in vars(instance).items():
+        expect(torch.equal(tensor, before[name]), f"forward changed {name} in place")
     expect(torch.equal(first, second), "two calls with the same state differ")
 
 
@@ -392,9 +383,7 @@ def _writable(case: AnyCase) -> None:
         expect_writable(
             partial(case.call, module, instance),
             "the result",
-            instance.x,
-            instance.edge_index,
-            instance.edge_weight,
+            *vars(instance).values(),
             *module.parameters(),
             *module.buffers(),
         )
@@ -414,10 +403,9 @@ def _reset_parameters(case: AnyCase) -> None:
         for parameter in module.parameters():
             parameter.fill_(17.0)
         module.reset_parameters()
-    named = dict(module.named_parameters())
     for name, fresh in reference.named_parameters():
         what = f"the parameter {name} is not the one a fresh module of that seed has"
-        expect(torch.equal(named[name], fresh), what)
+        expect(torch.equal(module.get_parameter(name), fresh), what)
 
 
 def _readable(case: AnyCase) -> None:
