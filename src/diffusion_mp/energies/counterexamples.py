@@ -43,27 +43,27 @@ def foreign_parts(*parts: Any) -> list[Any]:
         >>> foreign_parts(PairTerm(SimplePenalty())), len(foreign_parts(PairTerm(FunctionPenalty(torch.ones_like))))
         ([], 1)
     """
-    return [*_foreign(parts, set())]
-
-
-def _foreign(part: Any, visited: set[int]) -> Iterator[Any]:
-    # Modules may refer to each other in a circle.
-    if id(part) in visited or isinstance(part, (type, Tensor)):
-        return
-    visited.add(id(part))
-    elements: Iterable[Any] = ()
-    if isinstance(part, partial):
-        elements = [part.func]
-    elif isinstance(part, (list, tuple)):
-        elements = part
-    elif isinstance(part, dict):
-        elements = part.values()
-    elif isinstance(part, KINDS) and _in_library(type(part)):
-        elements = [vars(part)]
-    elif isinstance(part, KINDS) or (callable(part) and not _in_library(part)):
-        yield part  # and none of its parts, since a subclass may have replaced anything
-    for element in elements:
-        yield from _foreign(element, visited)
+    foreign: list[Any] = []
+    visited = set()
+    waiting = [*parts]
+    while waiting:
+        part = waiting.pop()
+        # Modules may refer to each other in a circle.
+        if id(part) in visited or isinstance(part, (type, Tensor)):
+            continue
+        visited.add(id(part))
+        if isinstance(part, partial):
+            waiting.append(part.func)
+        elif isinstance(part, (list, tuple)):
+            waiting += part
+        elif isinstance(part, dict):
+            waiting += part.values()
+        elif isinstance(part, KINDS) and _in_library(type(part)):
+            waiting.append(vars(part))
+        elif isinstance(part, KINDS) or (callable(part) and not _in_library(part)):
+            # And none of its parts, since a subclass may have replaced anything.
+            foreign.append(part)
+    return foreign
 
 
 def _in_library(defined: Any) -> bool:
@@ -172,7 +172,8 @@ def rise(
     if len(risen) > 1 and bool(excess.sum() <= 0):
         # If a coupling joins all rows, F of a graph depends on other graphs, and only
         # the sum has to fall.
-        mixed = torch.where((graph.batch == where)[:, None, None], after, before)
+        member = graph.batch.to(before.device)[:, None, None]
+        mixed = torch.where(member == where, after, before)
         alone = sum(term.by_graph(mixed, graph) for term in energy.terms)
         if bool((alone - new)[where].abs() > rounding[where]):
             return None

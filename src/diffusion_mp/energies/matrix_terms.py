@@ -27,7 +27,7 @@ from diffusion_mp.energies.terms import (
     weight_flaw,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import by_edges, graph_sizes
+from diffusion_mp.graph.ops import by_edges
 from diffusion_mp.kernels.spmm import at_rows, edge_softmax, trained
 from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import accumulating, without_autocast
@@ -288,10 +288,8 @@ class AttentionTerm(RowTerm, SharedTerm):
             return q.new_zeros(len(q)).index_add(0, edges.edges[1], shares.sum(1))
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
         # With b = 1/n every head has log n less.
-        sizes = torch.tensor(
-            graph_sizes(graph.segments, graph.num_nodes), device=q.device
-        )
-        nodes = sizes.repeat_interleave(sizes).to(q)
+        member = graph.batch.to(q.device)
+        nodes = member.bincount()[member].to(q)
         return (
             -coupling.shifts[0].sum(1)
             - self.gamma / 2 * q.square().sum((1, 2))

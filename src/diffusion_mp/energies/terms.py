@@ -52,7 +52,7 @@ from diffusion_mp.energies.pairs import (
 from diffusion_mp.energies.penalties import Penalty
 from diffusion_mp.energies.promises import coupling_flaw
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import detached_mean_rows, graph_sizes, members
+from diffusion_mp.graph.ops import detached_mean_rows, graph_sizes
 from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import wide_dtype, without_autocast
 
@@ -143,10 +143,11 @@ class EnergyTerm(ABC):
             return self.value(z, graph).reshape(1)
         # All other graphs have zeros for rows, and what V gives to zeros is subtracted.
         nothing = self.value(torch.zeros_like(z), graph)
+        member = graph.batch.to(z.device)[:, None, None]
         values = nothing.new_zeros(graph.num_graphs)
         for number in range(graph.num_graphs):
-            others = (graph.batch != number)[:, None, None]
-            values[number] = self.value(z.masked_fill(others, 0), graph) - nothing
+            alone = z.masked_fill(member != number, 0)
+            values[number] = self.value(alone, graph) - nothing
         # What all graphs have at zero cannot be told apart, and is shared equally.
         return values + nothing / max(len(values), 1)
 
@@ -245,8 +246,8 @@ def sum_by_graph(rows: PerNode, graph: Graph) -> PerGraph:
     """Return the sum over the rows of every graph of a batch."""
     if graph.segments is None:
         return rows.sum().unsqueeze(0)
-    member, count = members(graph.segments, rows.size(0), rows.device)
-    return rows.new_zeros(count.size(0)).index_add(0, member, rows)
+    member = graph.batch.to(rows.device)
+    return rows.new_zeros(graph.num_graphs).index_add(0, member, rows)
 
 
 def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> None:
