@@ -283,9 +283,8 @@ def term_flaw(
         # A value may be a difference of terms of the size p ‖z‖², for example if all
         # neighbours are equal. z is measured from the mean of its graph, from which an
         # isolated node may be far.
-        squares = (
-            z.square() + (z + move).square() + near.square() + (near + move).square()
-        )
+        squares = z.square() + (z + move).square()
+        squares = squares + near.square() + (near + move).square()
         cancelled = 64 * torch.finfo(z.dtype).eps * (bound * squares).sum()
         excess = after - value - (linear + quadratic).sum()
         if not bool(excess <= least + 1e-10 * size + cancelled):

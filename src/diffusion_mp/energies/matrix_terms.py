@@ -265,13 +265,9 @@ class AttentionTerm(RowTerm, SharedTerm):
         # more channel makes it an inner product.
         minus = q.new_full((*q.shape[:2], 1), -1.0)
         shift = self.gamma / 2 * k.square().sum(2, keepdim=True)
-        return graph.share(
-            PairwiseCoupling(
-                torch.cat([self.gamma * q, minus], 2),
-                torch.cat([k, shift], 2),
-                graph.segments,
-            )
-        )
+        receivers = torch.cat([self.gamma * q, minus], 2)
+        senders = torch.cat([k, shift], 2)
+        return graph.share(PairwiseCoupling(receivers, senders, graph.segments))
 
     def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> PerNode:
         """Return Σ_h log Σ_j b_ij exp(−γ s_ij / 2) of every row i."""
@@ -316,9 +312,8 @@ class AttentionTerm(RowTerm, SharedTerm):
             q, k = self._ends(z, graph)
             attention = self._attention(q, k, graph)
             # One pass for both products; the column of ones gives the sums c of the columns.
-            received, back = attention.both(
-                k, torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2)
-            )
+            ones = q.new_ones(*q.shape[:2], 1)
+            received, back = attention.both(k, torch.cat([q, ones], 2))
             column = back[:, :, -1:]
             at_key = column * k - back[:, :, :-1]
             at_query = q - received

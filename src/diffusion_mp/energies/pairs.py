@@ -76,8 +76,10 @@ def sum_squared_distances(x: State, ptr: Tensor | None) -> Scalar:
 
     def total(block: Tensor) -> Tensor:
         y = _centred(block)
+        squares = y.square().sum()
         # Rounding of the mean leaves a sum, and its square corrects that.
-        return 2 * len(y) * y.square().sum() - 2 * y.sum(0).square().sum()
+        m = y.sum(0)
+        return 2 * len(y) * squares - 2 * m.square().sum()
 
     return _sum_over_blocks(total, x, ptr)
 
@@ -92,8 +94,11 @@ def sum_fourth_powers(x: State, ptr: Tensor | None) -> Scalar:
     def total(block: Tensor) -> Tensor:
         y = _centred(block)
         a = y.square().sum(1)
+        m = y.sum(0)
+        q = a @ y
+        gram = y.T @ y
         squares = len(y) * a.square().sum() + a.sum().square()
-        return 2 * squares - 8 * (a @ y) @ y.sum(0) + 4 * (y.T @ y).square().sum()
+        return 2 * squares - 8 * q @ m + 4 * gram.square().sum()
 
     return _sum_over_blocks(total, x, ptr)
 

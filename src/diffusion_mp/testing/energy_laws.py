@@ -94,18 +94,20 @@ def _check_gradient(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
     if (flaw := numbers_flaw(term, z, graph)) is not None:
         raise AssertionError(flaw)
     half = term.half_gradient(z, graph).detach()
+    bound = term.bound(z, graph)
     variable = z.clone().requires_grad_()
     value = term.value(variable, graph)
     # The value need not depend on the state.
     (gradient,) = torch.autograd.grad(value + 0 * variable.sum(), variable)
     # A half gradient p z − … is only as exact as p z, however little is left of it: far
     # apart, nodes attract each other next to nothing.
-    rounding = 64 * torch.finfo(z.dtype).eps * (term.bound(z, graph) * z).abs()
-    excess = (2 * half - gradient).abs() - 1e-6 * gradient.abs() - rounding
-    if not bool((excess <= 1e-8 * gradient.norm(torch.inf)).all()):
-        worst = float((2 * half - gradient).abs().max())
+    rounding = 64 * torch.finfo(z.dtype).eps * (bound * z).abs()
+    error = (2 * half - gradient).abs()
+    excess = error - 1e-6 * gradient.abs() - rounding
+    largest = gradient.norm(torch.inf)
+    if not bool((excess <= 1e-8 * largest).all()):
         raise AssertionError(
-            f"{term!r}: half_gradient is not half of the gradient of value; off by {worst:.3g}."
+            f"{term!r}: half_gradient is not half of the gradient of value; off by {float(error.max()):.3g}."
         )
 
 
@@ -171,14 +173,15 @@ def _adversarial_moves(
         if start % 2:  # one node alone: where all move, others make up for it
             moving = node == torch.randint(max(len(z), 1), (), generator=generator)
         moving = moving.to(z)
-        drawn = scale * torch.randn(z.shape, generator=generator, dtype=z.dtype)
-        move = (moving * drawn.to(z.device)).requires_grad_()
+        drawn = torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        move = scale * moving * drawn.to(z.device)
+        move.requires_grad_()
         # Steps in proportion to the move, so that small moves are searched as finely as large ones.
         optimizer = torch.optim.Adam([move], lr=0.1 * scale)
         for _ in range(ascent):
             away = moving * move
-            majorant = value + (2 * half * away + 2 * bound * away.square()).sum()
-            slack = majorant - term.value(z + away, graph)
+            rise = 2 * half * away + 2 * bound * away.square()
+            slack = value + rise.sum() - term.value(z + away, graph)
             optimizer.zero_grad()
             # Of the move alone: what a term was computed from is not there a second
             # time, and its parameters keep the gradients that they have.

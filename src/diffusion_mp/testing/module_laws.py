@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
-from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.gradcheck import GradcheckError
+from torch_geometric.data import Batch, Data
 
 from diffusion_mp.checks import check_function
 from diffusion_mp.graph import Graph
@@ -70,20 +70,20 @@ def random_instance(
     loop = torch.zeros(2, 1, dtype=torch.long)
     # With a parallel edge and a loop, which kernels treat apart.
     edge_index = torch.cat([ring, chords, ring[:, :1], loop], dim=1)
-    weight = torch.rand(len(edge_index[0]), generator=generator, dtype=torch.float64)
+    edges = edge_index.size(1)
+    weight = torch.rand(edges, generator=generator, dtype=torch.float64)
     return Instance(x, edge_index, weight + 0.5)
 
 
 def join(instances: Sequence[Instance]) -> Instance:
     """Return the instances as one batch, with the edges numbered in the batch."""
-    ptr = [0, *accumulate(instance.num_nodes for instance in instances)]
-    shifted = zip(instances, ptr, strict=False)
-    return Instance(
-        torch.cat([instance.x for instance in instances]),
-        torch.cat([instance.edge_index + start for instance, start in shifted], dim=1),
-        torch.cat([instance.edge_weight for instance in instances]),
-        torch.tensor(ptr),
+    batch = Batch.from_data_list(
+        [
+            Data(each.x, each.edge_index, edge_weight=each.edge_weight)
+            for each in instances
+        ]
     )
+    return Instance(batch.x, batch.edge_index, batch.edge_weight, batch.ptr)
 
 
 M = TypeVar("M", bound=nn.Module)
