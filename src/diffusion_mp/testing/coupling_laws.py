@@ -109,16 +109,12 @@ def _form(case: CouplingCase) -> None:
     # First the form: where it is wrong, all other laws would fail for that reason.
     expect_flags(coupling, *PROMISES)
     row_bounds(coupling.ptr, coupling.num_nodes)
-    expect_equal(
-        (case.dense.shape, case.dense.dtype, case.dense.device),
-        (
-            (coupling.heads, coupling.num_nodes, coupling.num_nodes),
-            coupling.dtype,
-            coupling.device,
-        ),
-        "shape, dtype and device of to_dense()",
-    )
-    expect(bool(case.dense.isfinite().all()), "to_dense() is not finite")
+    dense = case.dense
+    shape = (coupling.heads, coupling.num_nodes, coupling.num_nodes)
+    got = (dense.shape, dense.dtype, dense.device)
+    expected = (shape, coupling.dtype, coupling.device)
+    expect_equal(got, expected, "shape, dtype and device of to_dense()")
+    expect(bool(dense.isfinite().all()), "to_dense() is not finite")
     v = case.values()
     expect_equal((coupling @ v).dtype, v.dtype, "the dtype of S @ v")
     # A list without pairs is what an empty graph brings, and an easy one to forget.

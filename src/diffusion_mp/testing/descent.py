@@ -121,6 +121,9 @@ def assert_energy_descent(
             state = start
             for k in range(steps):
                 state = trial.expect_descent(state, f"step {k} from {kind}, {ending}")
+        # The energy of a theorem has been proved, and differs from step to step.
+        if energy is None:
+            continue
         start = _in_ball(torch.randn(x.shape, generator=generator, dtype=x.dtype))
         for state in trial.climbed(start):
             where = f"a step from a state along the gradient of the rise, {ending}"
@@ -329,10 +332,9 @@ class Trial:
         # Every pair counts twice in P of E(Z, k) = ‖Z − Z_k‖² + λ P(Z).
         return Energy([ProximalTerm(), *(2 * certificate.lam * term for term in terms)])
 
-    def climbed(self, x: Tensor, steps: int = 6) -> Iterator[Tensor]:
+    def climbed(self, x: Tensor) -> Iterator[Tensor]:
         """Yield states along the gradient of the relative rise of a user's energy."""
-        # The energy of a theorem has been proved, and differs from step to step.
-        for _ in range(0 if self.claim is None else steps):
+        for _ in range(6):
             leaf = x.detach().requires_grad_()
             with torch.enable_grad():
                 step = self.step(leaf)
