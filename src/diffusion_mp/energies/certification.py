@@ -332,8 +332,8 @@ def _outside(constraint: Constraint, x: HeadState) -> str | None:
 
     If they do not, moving them there may raise the rest of F.
     """
-    rounding = 16 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(x, dim=2)
-    moved = torch.linalg.vector_norm(constraint.project(x) - x, dim=2)
+    rounding = 16 * torch.finfo(x.dtype).eps * x.norm(dim=2)
+    moved = (constraint.project(x) - x).norm(dim=2)
     if bool(constraint.holds(x)) and bool((moved <= rounding).all()):
         return None
     return f"the state leaves {constraint}; begin with its projection, constraint.project(x)."

@@ -191,11 +191,13 @@ def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str |
         for other in members:
             # No other point is nearer than the nearest point. If the set is convex, the
             # angle to every other point is at least a right angle.
-            if bool((distance > (1 + 1e-9) * (point - other).norm(dim=2)).any()):
+            further = (point - other).norm(dim=2)
+            if bool((distance > (1 + 1e-9) * further).any()):
                 return f"{constraint} does not project to the nearest point: another point of it is nearer."
             across = other - nearest
             room = 1e-9 * distance * (across.norm(dim=2) + nearest.norm(dim=2))
-            if constraint.convex and bool(((away * across).sum(2) > room).any()):
+            acute = (away * across).sum(2) > room
+            if constraint.convex and bool(acute.any()):
                 return f"{constraint} says that it is convex, and its projection is not that onto a convex set."
     return None
 
@@ -310,14 +312,15 @@ def curved_moves(
     """
     if not z.numel():
         return
-    spread = float((z - detached_mean_rows(z, graph.segments)).square().mean().sqrt())
+    away = z - detached_mean_rows(z, graph.segments)
+    spread = float(away.square().mean().sqrt())
     near = 1e-3 * (spread or 1.0)
     # A node without neighbours may have no bound, and J must not be divided by zero.
     weight = bound.clamp(min=1e-6 * float(bound.max()) or 1.0)
 
     def unit(direction: Tensor) -> Tensor:
-        size = direction.square().mean().sqrt().clamp(min=torch.finfo(z.dtype).tiny)
-        return direction / size
+        size = direction.square().mean().sqrt()
+        return direction / size.clamp(min=torch.finfo(z.dtype).tiny)
 
     direction = drawn(z, generator)
     for _ in range(8):

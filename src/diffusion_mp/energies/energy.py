@@ -35,7 +35,7 @@ from diffusion_mp.runtime.precision import reciprocal
 
 def _after(term: EnergyTerm, x_prev: State) -> EnergyTerm:
     if isinstance(term, ScaledTerm):
-        return ScaledTerm(term.factor, _after(term.term, x_prev), _checked=True)
+        return ScaledTerm(term.factor, _after(term.term, x_prev))
     return SourceTerm(x_prev) if isinstance(term, ProximalTerm) else term
 
 

@@ -109,8 +109,9 @@ class MatrixTerm(RowTerm, SharedTerm):
         if norms is None and matrix is not None:
             norms = norm_bounds(matrix)
         self.norms = norms
+        weighted = reach if norms is None else reach * norms
         #: k [N, 1, 1].
-        self.degree = (reach if norms is None else reach * norms).sum(1)[:, None, None]
+        self.degree = weighted.sum(1)[:, None, None]
 
     def _reach(self, coupling: Coupling) -> Float[Tensor, "N R"]:
         """Return |A|^h 1 in double, since a limit is solved there. If it were rounded, D − A would leak constants."""
@@ -146,7 +147,8 @@ class MatrixTerm(RowTerm, SharedTerm):
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
         wide = z.double()
         check_channels(z, "matrix", self.matrix)
-        return (wide * (self.degree.double() * wide - self._received(wide))).sum((1, 2))
+        half = self.degree.double() * wide - self._received(wide)
+        return (wide * half).sum((1, 2))
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
@@ -296,7 +298,8 @@ class AttentionTerm(RowTerm, SharedTerm):
         check_channels(z, "query", self.query)
         if self.prior is not None:
             checks.check_values(z, self.prior.num_nodes, 1, "z")
-        return -2 / self.gamma * self._log_sums(*self._ends(z.double(), graph), graph)
+        q, k = self._ends(z.double(), graph)
+        return -2 / self.gamma * self._log_sums(q, k, graph)
 
     def flaw(self, constraint: Constraint) -> str | None:
         gamma = weight_flaw(self.gamma, "gamma")

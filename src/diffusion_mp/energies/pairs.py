@@ -45,8 +45,9 @@ def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
     """Raise unless ``metric`` weighs the nodes of ``x``, [N], or the nodes of each head, [N, 1] or [N, heads]."""
     check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
     heads = by_head(x).size(1) if heads is None else heads
-    if metric.shape not in ((len(x),), (len(x), 1), (len(x), heads)):
-        shape = f"[{len(x)}] or [{len(x)}, heads] as the state is {list(x.shape)}"
+    nodes = len(x)
+    if metric.shape not in ((nodes,), (nodes, 1), (nodes, heads)):
+        shape = f"[{nodes}] or [{nodes}, heads] as the state is {list(x.shape)}"
         raise ValueError(f"metric must be {shape}; got {describe(metric)}.")
     check_device(metric, "metric", x.device, "the state")
 

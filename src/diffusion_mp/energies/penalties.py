@@ -604,9 +604,11 @@ def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     # the rounding of a δ that is a difference of large terms, as z² − log(1 + e^z²),
     # and the 2e-9 by which torch's softplus is off at its threshold.
     chord = delta.diff() / z2.diff()
-    size = delta.abs() + f[0].abs() * z2
-    room = (16 * eps * (size[:-1] + size[1:]) + 4e-9 * f[0].abs()) / z2.diff()
-    off = torch.maximum(chord - f[:-1], f[1:] - chord) - rounding - room
+    first = f[0].abs()
+    size = delta.abs() + first * z2
+    error = 16 * eps * (size[:-1] + size[1:]) + 4e-9 * first
+    room = rounding + error / z2.diff()
+    off = torch.maximum(chord - f[:-1], f[1:] - chord) - room
     if bool((off <= 0).all()):
         return None
     at = int(off.nan_to_num(torch.inf).argmax())

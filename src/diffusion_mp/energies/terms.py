@@ -296,7 +296,8 @@ def norm_flaw(matrix: Tensor, norms: Tensor, name: str) -> str | None:
         # A diagonal: its norm is its largest entry.
         exact = wide.abs().amax(1)
     # A matrix that was divided by its norm exceeds norm one by rounding.
-    excess = exact - (1 + 64 * torch.finfo(matrix.dtype).eps) * norms.double()
+    rounding = 64 * torch.finfo(matrix.dtype).eps
+    excess = exact - (1 + rounding) * norms.double()
     if bool((excess <= 0).all()):
         return None
     worst = int(excess.argmax())
@@ -395,7 +396,7 @@ class ScaledTerm(EnergyTerm):
         return self.term.attention(z, graph)
 
     def block(self, rows: slice) -> EnergyTerm:
-        return ScaledTerm(self.factor, self.term.block(rows), _checked=True)
+        return ScaledTerm(self.factor, self.term.block(rows))
 
     def weighted_mean(self, z: HeadState) -> Mean | None:
         mean = self.term.weighted_mean(z)
@@ -468,7 +469,7 @@ class SourceTerm(RowTerm, SharedTerm):
 
     def block(self, rows: slice) -> SourceTerm:
         metric = None if self.metric is None else self.metric[rows]
-        return SourceTerm(self.source[rows], metric, _checked=True)
+        return SourceTerm(self.source[rows], metric)
 
     def weighted_mean(self, z: HeadState) -> Mean:
         weight = self._weight(z)
@@ -558,7 +559,8 @@ class CouplingTerm(RowTerm, SharedTerm):
         ends = self.coupling.exact_degree(near.dtype)
         ends = (ends + self.coupling.T.exact_degree(near.dtype)) / 2
         squares = ends * near.square().sum(2)
-        return squares.sum(1) - (near * self.coupling.received(near)).sum((1, 2))
+        products = near * self.coupling.received(near)
+        return squares.sum(1) - products.sum((1, 2))
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         self.coupling.check(z, "x")
@@ -666,7 +668,8 @@ class EdgeTerm(PenaltyTerm):
         self.warn_beyond_domain(
             z, lambda: float(squares.max()) if squares.numel() else 0.0
         )
-        return (self.coupling.weight.double() * self.penalty.delta(squares)).sum() / 2
+        costs = self.coupling.weight.double() * self.penalty.delta(squares)
+        return costs.sum() / 2
 
     def pull(self, z: HeadState, graph: Graph) -> SparseCoupling:
         """Return the coupling (s_ij f(‖z_i − z_j‖²))_ij.
@@ -819,7 +822,8 @@ class PairTerm(PenaltyTerm):
             w = self.projection.to(z.dtype)
             back = torch.einsum("hdc,nhd->nc", w, half)
             squares = spectral_norms(w).square().view(1, -1, 1)
-            return Majorant(back.unsqueeze(1), (squares * bound).sum(1, keepdim=True))
+            damping = (squares * bound).sum(1, keepdim=True)
+            return Majorant(back.unsqueeze(1), damping)
 
     def flaw(self, constraint: Constraint) -> str | None:
         flaw = values_flaw(self.projection, "projection")

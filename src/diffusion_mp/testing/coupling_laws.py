@@ -60,9 +60,10 @@ class CouplingCase:
     def pairs(self) -> Tensor:
         """All pairs (source, target) in random order; the first three pairs come twice."""
         # Some come twice, since the gradients of a repeated entry add up.
-        nodes = self.coupling.num_nodes
-        order = torch.randperm(nodes * nodes, generator=self.generator)
-        pairs = torch.stack([order // max(nodes, 1), order % max(nodes, 1)])
+        nodes = torch.arange(self.coupling.num_nodes)
+        pairs = torch.cartesian_prod(nodes, nodes).T
+        order = torch.randperm(pairs.size(1), generator=self.generator)
+        pairs = pairs[:, order]
         return torch.cat([pairs, pairs[:, :3]], dim=1)
 
 
@@ -136,7 +137,8 @@ def _methods(
     case: CouplingCase, coupling: Coupling, dense: Tensor, v: Tensor
 ) -> list[Comparison]:
     """Return a call of every method, and the result of its definition from a matrix [H, N, N]."""
-    distances = (v[:, None] - v[None, :]).square().sum(-1).permute(2, 0, 1)
+    apart = v[:, None] - v[None, :]
+    distances = apart.square().sum(-1).permute(2, 0, 1)
     pairs = case.pairs
     product = dense_product(dense, v)
     turned = dense_product(dense.mT, v)
@@ -333,7 +335,8 @@ def _block_diagonal(case: CouplingCase) -> None:
         return
     graphs = torch.arange(case.ptr.numel() - 1)
     member = torch.repeat_interleave(graphs, case.ptr.diff())
-    leak = case.dense.detach()[:, member[:, None] != member[None, :]]
+    apart = member[:, None] != member[None, :]
+    leak = case.dense.detach()[:, apart]
     expect(not leak.any(), "entries between different graphs are not zero")
     # NaN, since zero times it is NaN: a mask by multiplication would pass otherwise.
     v = case.values()
@@ -359,9 +362,8 @@ def _pooled_by_blocks(case: CouplingCase) -> None:
     # Blocks of different sizes, so that an offset that is off by a block shows.
     v = case.values().requires_grad_()
     cut = coupling.num_nodes // 3
-    parts = [
-        (coupling.block(rows), v[rows]) for rows in (slice(0, cut), slice(cut, None))
-    ]
+    halves = (slice(0, cut), slice(cut, None))
+    parts = [(coupling.block(rows), v[rows]) for rows in halves]
     sums = merged([block.pool(values) for block, values in parts])
     got = torch.cat([block.read(sums, values) for block, values in parts])
     expected = dense_product(case.dense, v)

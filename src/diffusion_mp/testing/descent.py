@@ -180,7 +180,8 @@ def _states(
         adjacency = SparseCoupling(graph.to_undirected()).to_dense()[0].double()
         _, modes = torch.linalg.eigh(adjacency.sum(1).diag() - adjacency)
         # Of the largest eigenvalue, which limits explicit steps.
-        rough = modes[:, -1:] / modes[:, -1].abs().max()
+        roughest = modes[:, -1:]
+        rough = roughest / roughest.abs().max()
         yield "the state that differs most between neighbours", rough * direction
 
 

@@ -229,7 +229,8 @@ def _batching(case: AnyCase) -> None:
     # offset does no harm.
     module = case.module()
     parts = case.batch()
-    for batch in (parts, [parts[k] for k in (2, 0, 3, 1)]):
+    reordered = [parts[k] for k in (2, 0, 3, 1)]
+    for batch in (parts, reordered):
         got = case.response(module, join(batch))
         expected = torch.cat([case.response(module, part) for part in batch])
         expect_close(got, expected, "rearranged", "the result of the batch")
