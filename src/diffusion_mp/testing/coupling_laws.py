@@ -147,7 +147,7 @@ def _methods(
     # A state [N, C] has one head, which meets every head of S.
     energy_of_one = (dense * distances[:1]).sum((1, 2))
     return [
-        ("@ v", "product", lambda: coupling @ v, product),
+        (" @ v", "product", lambda: coupling @ v, product),
         (".T @ v", "product", lambda: coupling.T @ v, turned),
         (".both(v, v)[0]", "product", lambda: coupling.both(v, v)[0], product),
         (".both(v, v)[1]", "product", lambda: coupling.both(v, v)[1], turned),
@@ -181,7 +181,7 @@ def _expect_matrix(
     for method, operation, call, expected in _methods(
         case, coupling, dense, case.values()
     ):
-        expect_close(call(), expected, operation, f"{name} {method}")
+        expect_close(call(), expected, operation, f"{name}{method}")
 
 
 def _matrix(case: CouplingCase) -> None:
@@ -220,7 +220,7 @@ def _log_at(case: CouplingCase) -> None:
     # Where an entry is zero, its logarithm has no derivative.
     positive = (entries > 0).all(1)
     logs = case.coupling.log_at(case.pairs[:, positive])
-    _expect_gradients(case, "log_at(pairs)", logs, entries[positive].log())
+    _expect_gradients(case, "S.log_at(pairs)", logs, entries[positive].log())
 
 
 def _majorant(case: CouplingCase) -> None:
@@ -301,7 +301,7 @@ def _low_rank_form(case: CouplingCase) -> None:
         dense = dense + torch.diag_embed(form.diagonal.t())
     dense = dense.expand_as(case.dense)
     expect_close(dense, case.dense, "entries", "the low-rank form")
-    _expect_gradients(case, "low_rank_form", dense, case.dense)
+    _expect_gradients(case, "S.low_rank_form", dense, case.dense)
 
 
 def _algebra(case: CouplingCase) -> None:
@@ -351,7 +351,7 @@ def _gradients(case: CouplingCase) -> None:
     """gradients of every method are those of the dense matrix"""
     v = case.values().requires_grad_()
     for method, _, call, expected in _methods(case, case.coupling, case.dense, v):
-        _expect_gradients(case, method, call(), expected, v)
+        _expect_gradients(case, f"S{method}", call(), expected, v)
 
 
 def _pooled_by_blocks(case: CouplingCase) -> None:
@@ -368,7 +368,7 @@ def _pooled_by_blocks(case: CouplingCase) -> None:
     got = torch.cat([block.read(sums, values) for block, values in parts])
     expected = dense_product(case.dense, v)
     expect_close(got, expected, "product", "S @ v by blocks")
-    _expect_gradients(case, "@ v by blocks", got, expected, v)
+    _expect_gradients(case, "S @ v by blocks", got, expected, v)
 
 
 def _expect_gradients(
@@ -387,7 +387,7 @@ def _expect_gradients(
         for out in (got, expected)
     )
     for leaf, gradient, oracle in zip(leaves, ours, reference, strict=True):
-        what = f"the gradient of S {name} in a leaf of shape {tuple(leaf.shape)}"
+        what = f"the gradient of {name} in a leaf of shape {tuple(leaf.shape)}"
         expect_close(gradient, oracle, "gradient", what)
 
 
@@ -439,7 +439,7 @@ def _writable(case: CouplingCase) -> None:
     v = case.values(1)
     for values in (case.values(), v):
         for method, _, call, _ in _methods(case, coupling, case.dense, values):
-            expect_writable(call, f"S {method}", values)
+            expect_writable(call, f"S{method}", values)
     calls: dict[str, Callable[[], Any]] = {
         "S.transformed(x, None)": lambda: coupling.transformed(v.squeeze(1), None),
         "S.to_dense()": coupling.to_dense,
