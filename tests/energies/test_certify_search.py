@@ -44,6 +44,7 @@ from diffusion_mp.energies import (
     certify_step,
     get_constraint,
     get_penalty,
+    promises,
     terms,
 )
 from diffusion_mp.energies.terms import ScaledTerm
@@ -592,7 +593,7 @@ def test_what_is_certified_falls_and_what_is_refused_breaks_the_premise_that_is_
     [
         (certification, "_outside"),
         (terms, "penalty_flaw_in"),
-        (terms, "not_as_declared"),
+        (promises, "_entries_flaw"),
     ],
 )
 def test_without_one_of_the_premises_the_search_finds_a_rise(

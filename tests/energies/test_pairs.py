@@ -20,7 +20,6 @@ def dense_total(penalty, x):
 @pytest.fixture
 def small_tiles(monkeypatch):
     monkeypatch.setattr(pairs, "TILE_ENTRIES", 50)
-    monkeypatch.setattr(pairs, "CHUNK_ROWS", 7)
 
 
 @pytest.mark.parametrize("offset", [0.0, 30.0])

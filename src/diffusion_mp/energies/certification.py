@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +32,6 @@ CERTIFIED_STEPS = (
     16  # that a certificate takes where a part of the energy is not of the library
 )
 STEPS = "Theorem T11"  # about certified steps
-
-
-@runtime_checkable
-class Certifiable(Protocol):
-    """A layer or model that knows its energy."""
-
-    def certificate(self, *inputs: Any, **named: Any) -> Certificate:
-        """Return whether the steps descend that energy at these inputs; without inputs, at random ones."""
 
 
 @checks.checked
@@ -89,13 +80,14 @@ def certify(
     """
     if isinstance(subject, Energy):
         return certify_step(subject, x)
-    if isinstance(subject, Certifiable):
-        return subject.certificate(*_inputs(x), **_named(subject, x))
-    penalty = subject if isinstance(subject, Penalty) else None
-    is_diffusivity = penalty is None and hasattr(subject, "penalty")
-    if not isinstance(subject, (Coupling, Penalty)) and not is_diffusivity:
-        if isinstance(subject, nn.Module):
-            return _certify_parts(subject, x)
+    if hasattr(subject, "certificate"):
+        inputs = _inputs(x)
+        certificate: Certificate = subject.certificate(*inputs, **_named(subject, x))
+        return certificate
+    explicit = isinstance(subject, (Coupling, Penalty)) or hasattr(subject, "penalty")
+    if isinstance(subject, nn.Module) and not explicit:
+        return _certify_parts(subject, x)
+    if not explicit:
         raise TypeError(
             f"subject must be a Coupling, a Penalty, a diffusivity (anything with a `penalty`), an Energy, a layer "
             f"or a model; got {checks.describe(subject)}."
@@ -107,35 +99,35 @@ def certify(
         )
     if isinstance(subject, Coupling):
         return theorem1(subject, tau, form=form, leak=leak)
+    # A penalty is certified as its row-normalised diffusivity of one head.
+    normalized = getattr(subject, "row_stochastic", True)
+    heads = getattr(subject, "heads", 1)
+    penalty = getattr(subject, "penalty", subject)
     flaw = broken_parameter(subject) if isinstance(subject, nn.Module) else None
-    if is_diffusivity:
-        flaw = flaw or _why_uncovered(subject, form)
-        penalty = subject.penalty
-    if flaw is not None or penalty is None:
-        return Certificate.refused("Theorem 7", tau, str(flaw))
-    if x is None:
-        raise ValueError(
-            "x must be given: what a penalty couples depends on the state."
-        )
-    check_heads(x)
-    checks.check_has_values(x, "x")
-    heads = subject.heads if is_diffusivity else 1
-    if x.dim() == 2 and heads > 1:
-        if x.size(1) % heads:
+    flaw = flaw or _why_uncovered(subject, penalty, form)
+    if flaw is None:
+        if x is None:
             raise ValueError(
-                f"x must have channels that {heads} heads divide; got {checks.describe(x)}."
+                "x must be given: what a penalty couples depends on the state."
             )
-        # Every head has an energy of its own, and distances within it.
-        x = x.unflatten(1, (heads, -1))
-    if (flaw := state_flaw(penalty, x, ptr)) is not None:
+        check_heads(x)
+        checks.check_has_values(x, "x")
+        if x.dim() == 2:
+            if x.size(1) % heads:
+                raise ValueError(
+                    f"x must have channels that {heads} heads divide; got {checks.describe(x)}."
+                )
+            # Every head has an energy of its own, and distances within it.
+            x = x.unflatten(1, (heads, -1))
+        flaw = state_flaw(penalty, x, ptr)
+    if flaw is not None:
         return Certificate.refused("Theorem 7", tau, flaw)
     # In double, since the certificate is about a step in exact arithmetic.
     omega = penalty.coupling(x.double(), ptr)
     # Without normalisation Theorem 1 covers Ω, which majorises the energy (Proposition
     # 6).
-    if is_diffusivity and not subject.row_stochastic:
-        return theorem1(omega, tau, leak=leak)
-    return theorem7(omega, tau, leak=leak)
+    theorem = theorem7 if normalized else theorem1
+    return theorem(omega, tau, leak=leak)
 
 
 def _certify_parts(module: nn.Module, data: Any) -> Certificate:
@@ -214,27 +206,27 @@ def layer_certificates(
         if before is None or not certificate or certificate.lam > before.lam:
             certificates[name] = certificate
 
-    with ExitStack() as stack:
-        for name, layer in layers.items():
-            hook = layer.register_forward_pre_hook(
-                partial(record, name), with_kwargs=True
-            )
-            stack.callback(hook.remove)
-        stack.enter_context(evaluating(model))
-        model(*inputs, **named)
+    hooks = [
+        layer.register_forward_pre_hook(partial(record, name), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
+    try:
+        with evaluating(model):
+            model(*inputs, **named)
+    finally:
+        for hook in hooks:
+            hook.remove()
     return {name: certificates[name] for name in layers if name in certificates}
 
 
 def broken_parameter(module: nn.Module, *prefixes: str) -> str | None:
     """Return a sentence naming a parameter that is not finite, or ``None``. ``prefixes`` restrict the names."""
     for name, parameter in module.named_parameters():
-        checked = (
-            name.startswith(prefixes or "")
-            and not is_lazy(parameter)
-            and not parameter.is_meta
-        )
-        if checked and not bool(parameter.isfinite().all()):
-            return f"the parameter {name} has entries that are not finite: {checks.describe(parameter)}."
+        empty = is_lazy(parameter) or parameter.is_meta
+        if empty or not name.startswith(prefixes or ""):
+            continue
+        if (flaw := values_flaw(parameter, f"parameter {name}")) is not None:
+            return flaw
     return None
 
 
@@ -256,16 +248,16 @@ def random_input(
     return x, torch.stack([ring, ring.roll(1)]), edge_attr
 
 
-def _why_uncovered(diffusivity: Any, form: Form) -> str | None:
+def _why_uncovered(subject: Any, penalty: Penalty | None, form: Form) -> str | None:
     """Return a sentence saying why no theorem covers a step with this diffusivity; ``None`` if one does."""
-    name = type(diffusivity).__name__
-    if diffusivity.penalty is None:
+    name = type(subject).__name__
+    if penalty is None:
         # Anything with a `penalty` counts; only a `Diffusivity` has to say more.
-        why = getattr(diffusivity, "why_no_penalty", None)
+        why = getattr(subject, "why_no_penalty", None)
         return f"{name}: {why or 'it declares no penalty.'}"
-    if diffusivity.needs_graph:
+    if getattr(subject, "needs_graph", False):
         return f"{name} couples the edges of a graph only; pass its unnormalised symmetric coupling to theorem7."
-    if not diffusivity.row_stochastic and form == "residual":
+    if form == "residual" and not getattr(subject, "row_stochastic", True):
         return f"{name} is not row-normalised, and the residual step then follows no sum over pairs."
     return None
 
@@ -302,22 +294,21 @@ def certify_step(
     checks.check_has_values(x, "x")
     # Promises cost little and name what is wrong, so they come before any search.
     flaw = broken_premise(energy, z)
-    # After the check of the promises, which the repr shows.
-    certificate = partial(Certificate, theorem=STEPS, energy=repr(energy))
-    if flaw is not None:
-        return certificate(holds=False, reason=flaw)
     reason = f"Every term has the majorant that it declares, and rows stay in {energy.constraint}."
     searched = 0
-    if foreign := foreign_parts(energy.terms, energy.constraint):
+    foreign = foreign_parts(energy.terms, energy.constraint)
+    if flaw is None and foreign:
         flaw, searched = counterexample(energy, z, steps, foreign)
-        if flaw is not None:
-            return certificate(holds=False, reason=flaw)
         names = dict.fromkeys(
             getattr(part, "__name__", type(part).__name__) for part in foreign
         )
         reason = (
             f"What is not of the library is tested and not proved: {', '.join(names)}."
         )
+    # After the check of the promises, which the repr shows.
+    certificate = partial(Certificate, theorem=STEPS, energy=repr(energy))
+    if flaw is not None:
+        return certificate(holds=False, reason=flaw)
     return certificate(
         holds=True, tau_max=math.inf, lam=math.nan, reason=reason, searched=searched
     )
@@ -326,17 +317,14 @@ def certify_step(
 def broken_premise(energy: Energy, z: HeadState) -> str | None:
     """Return a sentence naming a premise of Theorem T11 that an energy breaks at a state, or ``None``."""
     graph = energy.graph_of(z)
-    if (flaw := values_flaw(z, "state") or _outside(energy.constraint, z)) is not None:
-        return flaw
+    flaw = values_flaw(z, "state") or _outside(energy.constraint, z)
     for term in energy.terms:
-        if (flaw := term.flaw(energy.constraint)) is not None:
-            return flaw
+        flaw = flaw or term.flaw(energy.constraint)
     # In the dtype of the step, whose numbers may overflow where the energy's do not.
     wide = widened(z)
     for term in energy.terms:
-        if (flaw := numbers_flaw(term, wide, graph)) is not None:
-            return flaw
-    return None
+        flaw = flaw or numbers_flaw(term, wide, graph)
+    return flaw
 
 
 def _outside(constraint: Constraint, x: HeadState) -> str | None:
@@ -344,8 +332,8 @@ def _outside(constraint: Constraint, x: HeadState) -> str | None:
 
     If they do not, moving them there may raise the rest of F.
     """
-    rounding = 16 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(x, dim=2)
-    moved = torch.linalg.vector_norm(constraint.project(x) - x, dim=2)
+    rounding = 16 * torch.finfo(x.dtype).eps * x.norm(dim=2)
+    moved = (constraint.project(x) - x).norm(dim=2)
     if bool(constraint.holds(x)) and bool((moved <= rounding).all()):
         return None
     return f"the state leaves {constraint}; begin with its projection, constraint.project(x)."

@@ -43,27 +43,27 @@ def foreign_parts(*parts: Any) -> list[Any]:
         >>> foreign_parts(PairTerm(SimplePenalty())), len(foreign_parts(PairTerm(FunctionPenalty(torch.ones_like))))
         ([], 1)
     """
-    return [*_foreign(parts, set())]
-
-
-def _foreign(part: Any, visited: set[int]) -> Iterator[Any]:
-    # Modules may refer to each other in a circle.
-    if id(part) in visited or isinstance(part, (type, Tensor)):
-        return
-    visited.add(id(part))
-    elements: Iterable[Any] = ()
-    if isinstance(part, partial):
-        elements = [part.func]
-    elif isinstance(part, (list, tuple)):
-        elements = part
-    elif isinstance(part, dict):
-        elements = part.values()
-    elif isinstance(part, KINDS) and _in_library(type(part)):
-        elements = [vars(part)]
-    elif isinstance(part, KINDS) or (callable(part) and not _in_library(part)):
-        yield part  # and none of its parts, since a subclass may have replaced anything
-    for element in elements:
-        yield from _foreign(element, visited)
+    foreign: list[Any] = []
+    visited = set()
+    waiting = [*parts]
+    while waiting:
+        part = waiting.pop()
+        # Modules may refer to each other in a circle.
+        if id(part) in visited or isinstance(part, (type, Tensor)):
+            continue
+        visited.add(id(part))
+        if isinstance(part, partial):
+            waiting.append(part.func)
+        elif isinstance(part, (list, tuple)):
+            waiting += part
+        elif isinstance(part, dict):
+            waiting += part.values()
+        elif isinstance(part, KINDS) and _in_library(type(part)):
+            waiting.append(vars(part))
+        elif isinstance(part, KINDS) or (callable(part) and not _in_library(part)):
+            # And none of its parts, since a subclass may have replaced anything.
+            foreign.append(part)
+    return foreign
 
 
 def _in_library(defined: Any) -> bool:
@@ -103,20 +103,19 @@ def counterexample(
                 yield project(candidate), regular
 
     count = 0
-    for number, (start, regular) in enumerate(starts()):
+    for start, regular in starts():
         count += 1
         # Nothing is compared where double precision overflows.
-        if number >= steps and overflows(
-            start, *(term.value(start, graph) for term in energy.terms)
-        ):
+        values = [term.value(start, graph) for term in energy.terms]
+        if count > steps and overflows(start, *values):
             continue
         for term in suspects if regular else ():  # some fifty values and gradients
             if (flaw := term_flaw(term, start, graph)) is not None:
                 return flaw, count
         after = energy.step(start)
-        compared = number < steps or bool(after.isfinite().all())
+        compared = count <= steps or bool(after.isfinite().all())
         if compared and (flaw := rise(energy, start, after, least)) is not None:
-            return f"a step raises F: {flaw}", count
+            return flaw, count
     return None, count
 
 
@@ -151,20 +150,19 @@ def rise(
     squares = torch.maximum(before.square(), after.square()).double()
     old = new = size = before.new_zeros((), dtype=torch.float64)
     for term in energy.terms:
-        old_values = term.by_graph(before, graph)
-        new_values = term.by_graph(after, graph)
+        values = term.by_graph(before, graph)
+        later = term.by_graph(after, graph)
         weighed = (term.bound(before, graph) * squares).sum((1, 2))
-        term_size = old_values.abs() + new_values.abs() + sum_by_graph(weighed, graph)
+        sizes = values.abs() + later.abs() + sum_by_graph(weighed, graph)
         total = term.value(before, graph)
-        if not bool(
-            (old_values.sum() - total).abs() <= 1e-8 * (term_size.sum() + total.abs())
-        ):
+        room = 1e-8 * (sizes.sum() + total.abs())
+        if not bool((values.sum() - total).abs() <= room):
             return (
                 f"{term!r} is no sum over the graphs of the batch, so it couples them."
             )
-        old = old + old_values
-        new = new + new_values
-        size = size + term_size
+        old = old + values
+        new = new + later
+        size = size + sizes
     rounding = 64 * torch.finfo(before.dtype).eps * size + least
     excess = new - old - rounding
     risen = ~(excess <= 0)  # NaN is no descent either
@@ -174,12 +172,13 @@ def rise(
     if len(risen) > 1 and bool(excess.sum() <= 0):
         # If a coupling joins all rows, F of a graph depends on other graphs, and only
         # the sum has to fall.
-        mixed = torch.where((graph.batch == where)[:, None, None], after, before)
+        member = graph.batch.to(before.device)[:, None, None]
+        mixed = torch.where(member == where, after, before)
         alone = sum(term.by_graph(mixed, graph) for term in energy.terms)
         if bool((alone - new)[where].abs() > rounding[where]):
             return None
     what = f" of graph {where}" if len(risen) > 1 else ""
-    return f"F{what} goes from {float(old[where]):.6g} to {float(new[where]):.6g}."
+    return f"a step raises F: F{what} goes from {float(old[where]):.6g} to {float(new[where]):.6g}."
 
 
 def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str | None:
@@ -192,11 +191,13 @@ def projection_flaw(constraint: Constraint, z: HeadState, graph: Graph) -> str |
         for other in members:
             # No other point is nearer than the nearest point. If the set is convex, the
             # angle to every other point is at least a right angle.
-            if bool((distance > (1 + 1e-9) * (point - other).norm(dim=2)).any()):
+            further = (point - other).norm(dim=2)
+            if bool((distance > (1 + 1e-9) * further).any()):
                 return f"{constraint} does not project to the nearest point: another point of it is nearer."
             across = other - nearest
             room = 1e-9 * distance * (across.norm(dim=2) + nearest.norm(dim=2))
-            if constraint.convex and bool(((away * across).sum(2) > room).any()):
+            acute = (away * across).sum(2) > room
+            if constraint.convex and bool(acute.any()):
                 return f"{constraint} says that it is convex, and its projection is not that onto a convex set."
     return None
 
@@ -228,22 +229,28 @@ def resolution(term: EnergyTerm, z: HeadState, graph: Graph) -> Scalar:
 
 def numbers_flaw(term: EnergyTerm, z: HeadState, graph: Graph) -> str | None:
     """Return a sentence saying which of the three functions has a wrong shape or no numbers at z, or ``None``."""
-    bound = term.bound(z, graph)
-    results = {
-        "half_gradient": term.half_gradient(z, graph),
-        "bound": bound,
-        "value": term.value(z, graph),
-    }
+    results = functions_at(term, z, graph)
     for name, result in results.items():
         if (flaw := wrong_shape(term, name, result, z)) is not None:
             return flaw
-    for name, result in results.items():
         if not bool(result.isfinite().all()):
             what = name.replace("_", " ")
             return f"the {what} of {term!r} is not finite at this state: {describe(result)}."
-    if bool((bound < 0).any()):
-        return f"the bound of {term!r} must be nonnegative; its least entry is {float(bound.min()):g}."
+    if bool((results["bound"] < 0).any()):
+        least = float(results["bound"].min())
+        return (
+            f"the bound of {term!r} must be nonnegative; its least entry is {least:g}."
+        )
     return None
+
+
+def functions_at(term: EnergyTerm, z: HeadState, graph: Graph) -> dict[str, Tensor]:
+    """Return the half gradient, the bound and the value of a term at z, by name."""
+    return {
+        "half_gradient": term.half_gradient(z, graph),
+        "bound": term.bound(z, graph),
+        "value": term.value(z, graph),
+    }
 
 
 @torch.no_grad()
@@ -258,9 +265,7 @@ def term_flaw(
     z = z.double()
     if (flaw := numbers_flaw(term, z, graph)) is not None:
         return flaw
-    value = term.value(z, graph)
-    half = term.half_gradient(z, graph)
-    bound = term.bound(z, graph)
+    half, bound, value = functions_at(term, z, graph).values()
     # Terms of the library measure distances from the mean of a graph, a user's from the origin.
     near = z - detached_mean_rows(z, graph.segments)
     least = resolution(term, z, graph)
@@ -280,9 +285,8 @@ def term_flaw(
         # A value may be a difference of terms of the size p ‖z‖², for example if all
         # neighbours are equal. z is measured from the mean of its graph, from which an
         # isolated node may be far.
-        squares = (
-            z.square() + (z + move).square() + near.square() + (near + move).square()
-        )
+        squares = z.square() + (z + move).square()
+        squares = squares + near.square() + (near + move).square()
         cancelled = 64 * torch.finfo(z.dtype).eps * (bound * squares).sum()
         excess = after - value - (linear + quadratic).sum()
         if not bool(excess <= least + 1e-10 * size + cancelled):
@@ -306,20 +310,17 @@ def curved_moves(
     eigenvalue of diag(p)⁻¹J. Random directions would miss it, since there are as many directions as entries of the
     state.
     """
-    spread = 0.0
-    if z.numel():
-        spread = float(
-            (z - detached_mean_rows(z, graph.segments)).square().mean().sqrt()
-        )
+    if not z.numel():
+        return
+    away = z - detached_mean_rows(z, graph.segments)
+    spread = float(away.square().mean().sqrt())
     near = 1e-3 * (spread or 1.0)
     # A node without neighbours may have no bound, and J must not be divided by zero.
-    weight = bound.expand(*z.shape[:2], 1).clone()
-    least = 1e-6 * float(weight.max()) if weight.numel() else 0.0
-    weight.clamp_(min=least or 1.0)
+    weight = bound.clamp(min=1e-6 * float(bound.max()) or 1.0)
 
     def unit(direction: Tensor) -> Tensor:
-        size = direction.square().mean().sqrt().clamp(min=torch.finfo(z.dtype).tiny)
-        return direction / size
+        size = direction.square().mean().sqrt()
+        return direction / size.clamp(min=torch.finfo(z.dtype).tiny)
 
     direction = drawn(z, generator)
     for _ in range(8):

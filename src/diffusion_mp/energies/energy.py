@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 from types import NoneType
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -34,17 +33,9 @@ from diffusion_mp.graph.ops import graph_sizes
 from diffusion_mp.runtime.precision import reciprocal
 
 
-def _check_terms(terms: object, graph: object) -> None:
-    what = "a list of terms, each an EnergyTerm"
-    checks.check_kind(terms, "terms", Sequence, what)
-    for term in cast("Sequence[object]", terms):
-        checks.check_kind(term, "every one of terms", EnergyTerm, "an EnergyTerm")
-    checks.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
-
-
 def _after(term: EnergyTerm, x_prev: State) -> EnergyTerm:
     if isinstance(term, ScaledTerm):
-        return ScaledTerm(term.factor, _after(term.term, x_prev), _checked=True)
+        return ScaledTerm(term.factor, _after(term.term, x_prev))
     return SourceTerm(x_prev) if isinstance(term, ProximalTerm) else term
 
 
@@ -96,7 +87,12 @@ class Energy:
         _checked: bool = False,
     ) -> None:
         if not _checked:
-            _check_terms(terms, graph)
+            what = "a list of terms, each an EnergyTerm"
+            checks.check_kind(terms, "terms", Sequence, what)
+            for term in terms:
+                what = "an EnergyTerm"
+                checks.check_kind(term, "every one of terms", EnergyTerm, what)
+            checks.check_kind(graph, "graph", (Graph, NoneType), "a Graph or None")
         # A copy that nobody can change: certificates are about these terms.
         self.terms = tuple(terms)
         self.constraint = get_constraint(constraint, radius)

@@ -15,8 +15,9 @@ from torch.nn import functional
 from diffusion_mp import checks
 from diffusion_mp.couplings import Coupling, PairwiseCoupling, SparseCoupling
 from diffusion_mp.energies.constraints import Constraint
-from diffusion_mp.energies.pairs import Bound, HeadState, PerNode, check_channels
+from diffusion_mp.energies.pairs import HeadState, PerNode, check_channels
 from diffusion_mp.energies.terms import (
+    ConcaveTerm,
     Majorant,
     Mean,
     RowTerm,
@@ -26,32 +27,10 @@ from diffusion_mp.energies.terms import (
     weight_flaw,
 )
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import by_edges, graph_sizes
+from diffusion_mp.graph.ops import by_edges
 from diffusion_mp.kernels.spmm import at_rows, edge_softmax, trained
 from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import accumulating, without_autocast
-
-
-def _check_matrices(
-    coupling: Coupling, matrix: Tensor | None, norms: Tensor | None
-) -> None:
-    """Raise unless there is a matrix, and the bound on its norm, for every relation of the coupling."""
-    checks.check_kind(coupling, "coupling", Coupling, "a Coupling")
-    if matrix is not None:
-        shape = f"[{coupling.heads}, channels, channels], as many as the coupling has heads, or their diagonals"
-        checks.check_tensor(matrix, "matrix", shape, coupling.device, "the coupling")
-        square = matrix.dim() in (2, 3) and matrix.size(1) == matrix.size(-1)
-        if not square or matrix.size(0) != coupling.heads:
-            raise ValueError(f"matrix must be {shape}; got {checks.describe(matrix)}.")
-    if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
-        raise ValueError(
-            f"coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its entries; "
-            f"got {coupling!r}."
-        )
-    if norms is not None and norms.shape != (coupling.heads,):
-        raise ValueError(
-            f"norms must be [{coupling.heads}], one per relation; got {checks.describe(norms)}."
-        )
 
 
 class MatrixTerm(RowTerm, SharedTerm):
@@ -94,7 +73,26 @@ class MatrixTerm(RowTerm, SharedTerm):
         if not _checked:
             checks.check_counts(hops=hops)
             checks.check_flags(symmetric=symmetric)
-            _check_matrices(coupling, matrix, norms)
+            checks.check_kind(coupling, "coupling", Coupling, "a Coupling")
+            heads = coupling.heads
+            if matrix is not None:
+                shape = f"[{heads}, channels, channels], as many as the coupling has heads, or their diagonals"
+                device = coupling.device
+                checks.check_tensor(matrix, "matrix", shape, device, "the coupling")
+                square = matrix.dim() in (2, 3) and matrix.size(1) == matrix.size(-1)
+                if not square or matrix.size(0) != heads:
+                    raise ValueError(
+                        f"matrix must be {shape}; got {checks.describe(matrix)}."
+                    )
+            if not (coupling.nonnegative or isinstance(coupling, SparseCoupling)):
+                raise ValueError(
+                    f"coupling must promise to be nonnegative, or be a SparseCoupling, to know the sizes of its "
+                    f"entries; got {coupling!r}."
+                )
+            if norms is not None and norms.shape != (heads,):
+                raise ValueError(
+                    f"norms must be [{heads}], one per relation; got {checks.describe(norms)}."
+                )
         self.forward = coupling
         self.matrix = matrix
         self.hops = hops
@@ -111,8 +109,9 @@ class MatrixTerm(RowTerm, SharedTerm):
         if norms is None and matrix is not None:
             norms = norm_bounds(matrix)
         self.norms = norms
+        weighted = reach if norms is None else reach * norms
         #: k [N, 1, 1].
-        self.degree = (reach if norms is None else reach * norms).sum(1)[:, None, None]
+        self.degree = weighted.sum(1)[:, None, None]
 
     def _reach(self, coupling: Coupling) -> Float[Tensor, "N R"]:
         """Return |A|^h 1 in double, since a limit is solved there. If it were rounded, D − A would leak constants."""
@@ -148,7 +147,8 @@ class MatrixTerm(RowTerm, SharedTerm):
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
         wide = z.double()
         check_channels(z, "matrix", self.matrix)
-        return (wide * (self.degree.double() * wide - self._received(wide))).sum((1, 2))
+        half = self.degree.double() * wide - self._received(wide)
+        return (wide * half).sum((1, 2))
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         degree = self.degree.to(z.dtype)
@@ -267,13 +267,9 @@ class AttentionTerm(RowTerm, SharedTerm):
         # more channel makes it an inner product.
         minus = q.new_full((*q.shape[:2], 1), -1.0)
         shift = self.gamma / 2 * k.square().sum(2, keepdim=True)
-        return graph.share(
-            PairwiseCoupling(
-                torch.cat([self.gamma * q, minus], 2),
-                torch.cat([k, shift], 2),
-                graph.segments,
-            )
-        )
+        receivers = torch.cat([self.gamma * q, minus], 2)
+        senders = torch.cat([k, shift], 2)
+        return graph.share(PairwiseCoupling(receivers, senders, graph.segments))
 
     def _log_sums(self, q: Tensor, k: Tensor, graph: Graph) -> PerNode:
         """Return Σ_h log Σ_j b_ij exp(−γ s_ij / 2) of every row i."""
@@ -290,10 +286,8 @@ class AttentionTerm(RowTerm, SharedTerm):
             return q.new_zeros(len(q)).index_add(0, edges.edges[1], shares.sum(1))
         coupling = cast("PairwiseCoupling", self._attention(q, k, graph))
         # With b = 1/n every head has log n less.
-        sizes = torch.tensor(
-            graph_sizes(graph.segments, graph.num_nodes), device=q.device
-        )
-        nodes = sizes.repeat_interleave(sizes).to(q)
+        member = graph.batch.to(q.device)
+        nodes = member.bincount()[member].to(q)
         return (
             -coupling.shifts[0].sum(1)
             - self.gamma / 2 * q.square().sum((1, 2))
@@ -304,7 +298,8 @@ class AttentionTerm(RowTerm, SharedTerm):
         check_channels(z, "query", self.query)
         if self.prior is not None:
             checks.check_values(z, self.prior.num_nodes, 1, "z")
-        return -2 / self.gamma * self._log_sums(*self._ends(z.double(), graph), graph)
+        q, k = self._ends(z.double(), graph)
+        return -2 / self.gamma * self._log_sums(q, k, graph)
 
     def flaw(self, constraint: Constraint) -> str | None:
         gamma = weight_flaw(self.gamma, "gamma")
@@ -320,9 +315,8 @@ class AttentionTerm(RowTerm, SharedTerm):
             q, k = self._ends(z, graph)
             attention = self._attention(q, k, graph)
             # One pass for both products; the column of ones gives the sums c of the columns.
-            received, back = attention.both(
-                k, torch.cat([q, q.new_ones(*q.shape[:2], 1)], 2)
-            )
+            ones = q.new_ones(*q.shape[:2], 1)
+            received, back = attention.both(k, torch.cat([q, ones], 2))
             column = back[:, :, -1:]
             at_key = column * k - back[:, :, :-1]
             at_query = q - received
@@ -357,7 +351,7 @@ ACTIVATIONS: dict[
 }
 
 
-class MLPTerm(RowTerm):
+class MLPTerm(ConcaveTerm):
     """Add a hidden layer with tied weights to an energy (Theorem T10 of docs/certified.md).
 
     With a convex ρ and its derivative σ = ρ′:
@@ -375,8 +369,6 @@ class MLPTerm(RowTerm):
         >>> float(MLPTerm(torch.eye(4), torch.zeros(4)).value(torch.ones(6, 1, 4), graph))
         -12.0
     """
-
-    depends_on = "rows"
 
     def __init__(
         self,
@@ -413,10 +405,6 @@ class MLPTerm(RowTerm):
 
     def weighted_mean(self, z: HeadState) -> Mean:
         return Mean(z.new_zeros(1, 1, 1), None, self._pull)
-
-    def bound(self, z: HeadState, graph: Graph) -> Bound:
-        # Concave, so that V lies below its tangent.
-        return z.new_zeros(1, 1, 1)
 
 
 def norm_bounds(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -15,7 +14,6 @@ from diffusion_mp.graph import Graph
 from diffusion_mp.graph.arguments import row_bounds
 from diffusion_mp.graph.ops import graph_sizes
 
-CHUNK_ROWS = 8_192  # rows converted to float64 at a time by the O(N d²) sums
 TILE_ENTRIES = 2_097_152  # pairs held at a time by the O(N²) sums (16 MiB of float64)
 
 #: A state by head; what every node and every graph has; a number in float64; a bound
@@ -47,8 +45,9 @@ def check_metric(metric: Tensor, x: State, heads: int | None = None) -> None:
     """Raise unless ``metric`` weighs the nodes of ``x``, [N], or the nodes of each head, [N, 1] or [N, heads]."""
     check_tensor(metric, "metric", "[num_nodes] or [num_nodes, heads]")
     heads = by_head(x).size(1) if heads is None else heads
-    if metric.shape not in ((len(x),), (len(x), 1), (len(x), heads)):
-        shape = f"[{len(x)}] or [{len(x)}, heads] as the state is {list(x.shape)}"
+    nodes = len(x)
+    if metric.shape not in ((nodes,), (nodes, 1), (nodes, heads)):
+        shape = f"[{nodes}] or [{nodes}, heads] as the state is {list(x.shape)}"
         raise ValueError(f"metric must be {shape}; got {describe(metric)}.")
     check_device(metric, "metric", x.device, "the state")
 
@@ -75,61 +74,72 @@ def blocks(x: State, ptr: Tensor | None = None) -> list[Tensor]:
 
 def sum_squared_distances(x: State, ptr: Tensor | None) -> Scalar:
     """Return Σ_ij ‖x_i − x_j‖² over ordered pairs, as 2n Σ‖x_i − c‖² − 2‖Σ(x_i − c)‖² in O(N d)."""
-    check_heads(x)
-    total = x.new_zeros((), dtype=torch.float64)
-    for block in blocks(x, ptr):
-        squares, m = _summed(lambda rows: [rows.square().sum(), rows.sum(0)], block)
-        # m is what rounding of the mean has left, and its square corrects that.
-        total = total + 2 * len(block) * squares - 2 * m.square().sum()
-    return total
+
+    def total(block: Tensor) -> Tensor:
+        y = _centred(block)
+        squares = y.square().sum()
+        # Rounding of the mean leaves a sum, and its square corrects that.
+        m = y.sum(0)
+        return 2 * len(y) * squares - 2 * m.square().sum()
+
+    return _sum_over_blocks(total, x, ptr)
 
 
-def sum_distance_powers(x: State, ptr: Tensor | None) -> tuple[Scalar, Scalar]:
-    """Return Σ_ij z_ij² and Σ_ij z_ij⁴ with z_ij = ‖x_i − x_j‖ over ordered pairs, exact in O(N d²).
+def sum_fourth_powers(x: State, ptr: Tensor | None) -> Scalar:
+    """Return Σ_ij ‖x_i − x_j‖⁴ over ordered pairs, exact in O(N d²).
 
-    With a_i = ‖y_i‖², m = Σ y_i, q = Σ a_i y_i, M = YᵀY and y_i = x_i − c: Σz² = 2n Σa_i − 2‖m‖² and
-    Σz⁴ = 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F, for every shift c. With c the mean, m = 0 and nothing cancels.
-    c is held constant, which keeps gradients exact.
+    With a_i = ‖y_i‖², m = Σ y_i, q = Σ a_i y_i, M = YᵀY and y_i = x_i − c it is 2n Σa_i² + 2 (Σa_i)² − 8 q·m + 4 ‖M‖²_F
+    for every shift c. With c the mean, m = 0 and nothing cancels. c is held constant, which keeps gradients exact.
     """
 
-    def moments(rows: Tensor) -> list[Tensor]:
-        a = rows.square().sum(1)
-        return [a.sum(), a.square().sum(), rows.sum(0), a @ rows, rows.T @ rows]
+    def total(block: Tensor) -> Tensor:
+        y = _centred(block)
+        a = y.square().sum(1)
+        m = y.sum(0)
+        q = a @ y
+        gram = y.T @ y
+        squares = len(y) * a.square().sum() + a.sum().square()
+        return 2 * squares - 8 * q @ m + 4 * gram.square().sum()
 
-    check_heads(x)
-    second = x.new_zeros((), dtype=torch.float64)
-    fourth = x.new_zeros((), dtype=torch.float64)
-    for block in blocks(x, ptr):
-        n = len(block)
-        a, aa, m, q, gram = _summed(moments, block)
-        second = second + 2 * n * a - 2 * m.square().sum()
-        fourth = (
-            fourth + 2 * n * aa + 2 * a.square() - 8 * q @ m + 4 * gram.square().sum()
-        )
-    return second, fourth
+    return _sum_over_blocks(total, x, ptr)
 
 
 def sum_over_pairs(
     function: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None
 ) -> Scalar:
     """Return Σ_ij function(‖x_i − x_j‖²) over ordered pairs in O(N² d), in tiles that the backward pass recomputes."""
-    check_heads(x)
-    total = x.new_zeros((), dtype=torch.float64)
-    for block in blocks(x, ptr):
+
+    def total(block: Tensor) -> Tensor:
         centred = _centred(block)
-        for start, stop in _tiles(len(block)):
-            tile = functools.partial(_tile_sum, function, start, stop)
-            total = total + checkpoint(
-                tile, centred, use_reentrant=False, preserve_rng_state=False
+        tiles = [
+            checkpoint(
+                _tile_sum,
+                function,
+                start,
+                stop,
+                centred,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
-    return total
+            for start, stop in _tiles(len(block))
+        ]
+        return torch.stack(tiles).sum()
+
+    return _sum_over_blocks(total, x, ptr)
 
 
-def edge_distance(x: State, graph: Graph) -> Float[Tensor, "E H"]:
-    """Return ‖x_i − x_j‖² of the ends of every edge, by head."""
+def _sum_over_blocks(
+    total: Callable[[Tensor], Tensor], x: State, ptr: Tensor | None
+) -> Scalar:
+    """Return the sum of ``total`` over all graphs and heads, zero if there are none."""
+    totals = map(total, blocks(x, ptr))
+    return sum(totals, x.new_zeros((), dtype=torch.float64))
+
+
+def edge_distance(z: HeadState, graph: Graph) -> Float[Tensor, "E H"]:
+    """Return ‖z_i − z_j‖² of the ends of every edge, by head."""
     source, target = graph.edges
-    values = by_head(x).double()
-    return (values[target] - values[source]).square().sum(2)
+    return (z[target] - z[source]).square().sum(2)
 
 
 @torch.no_grad()
@@ -159,16 +169,10 @@ def find_distance_above(
 
 
 @torch.no_grad()
-def large_distance(
-    x: State, ptr: Tensor | None = None, edges: Graph | None = None
-) -> float:
-    """Return at least a quarter of the largest squared distance within a graph, in O(N d), or the largest of edges."""
-    if edges is None:
-        return max(
-            (_farthest(_centred(block)) for block in blocks(x, ptr)), default=0.0
-        )
-    z2 = edge_distance(x, edges)
-    return float(z2.max()) if z2.numel() else 0.0
+def large_distance(x: State, ptr: Tensor | None = None) -> float:
+    """Return at least a quarter of the largest squared distance of two nodes of a graph, in O(N d)."""
+    farthest = (_farthest(_centred(block)) for block in blocks(x, ptr))
+    return max(farthest, default=0.0)
 
 
 def squared_distances(
@@ -201,14 +205,3 @@ def _tiles(n: int) -> Iterator[tuple[int, int]]:
 def _centred(block: Tensor) -> Tensor:
     # The mean is held constant: no function of differences depends on it.
     return block.double() - block.detach().mean(0, dtype=torch.float64)
-
-
-def _summed(moments: Callable[[Tensor], list[Tensor]], block: Tensor) -> list[Tensor]:
-    """Return the sums of moments over all rows, measured from their mean in float64, from the sums of chunks."""
-    # The whole block in float64 would take twice the memory of a float32 state.
-    centre = block.detach().mean(0, dtype=torch.float64)
-    total: list[Tensor] = []
-    for rows in block.split(CHUNK_ROWS):
-        part = moments(rows.double() - centre)
-        total = [a + b for a, b in zip(total, part, strict=True)] if total else part
-    return total

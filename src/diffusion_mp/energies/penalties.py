@@ -25,7 +25,7 @@ from diffusion_mp.couplings import (
     with_constant,
 )
 from diffusion_mp.energies import pairs
-from diffusion_mp.energies.constraints import Constraint, Sphere
+from diffusion_mp.energies.constraints import Constraint, Sphere, get_constraint
 from diffusion_mp.energies.pairs import HeadState, Scalar
 from diffusion_mp.graph.arguments import as_ptr, row_bounds
 from diffusion_mp.kernels.pairwise import log_score
@@ -146,27 +146,22 @@ class Penalty(Described, ABC):
             centre: points [1 or N, H, D] that are subtracted from x before distances are taken. ``None`` is the mean of
                 every graph.
         """
-        pairs.check_heads(x)
+        self._check_state(x)
         checks.check_flags(normalize=normalize)
-        diameter = math.inf
-        if constraint is not None:
-            what = "a Constraint (see get_constraint) or None"
-            checks.check_kind(constraint, "constraint", Constraint, what)
-            diameter = constraint.diameter
+        within = get_constraint(constraint)
         if ptr is not None:
             # A caller with a centre has a graph, whose boundaries were checked.
             ptr = row_bounds(ptr, x.size(0)) if centre is None else as_ptr(ptr)
-        self._check_device(x)
         radius = None
-        if self.linear and isinstance(constraint, Sphere):
-            radius = constraint.radius
+        if self.linear and isinstance(within, Sphere):
+            radius = within.radius
         return self.attention(
             pairs.by_head(x),
             ptr=ptr,
             centre=centre,
             radius=radius,
             normalize=normalize,
-            nonnegative=self.covers(diameter),
+            nonnegative=self.covers(within.diameter),
         )
 
     def attention(
@@ -196,13 +191,11 @@ class Penalty(Described, ABC):
             normalize: divide each row by its sum. ``False`` by default.
             nonnegative: the promise that no entry is negative.
         """
-        q = query
-        k = key
         if radius is not None:
-            q = radius * unit_vectors(query)
+            query = radius * unit_vectors(query)
             if key is not None:
-                k = radius * unit_vectors(key)
-        coupling = self._pairs(q, k, ptr, centre, nonnegative)
+                key = radius * unit_vectors(key)
+        coupling = self._pairs(query, key, ptr, centre, nonnegative)
         return row_normalized(coupling) if normalize else coupling
 
     def _pairs(
@@ -238,12 +231,13 @@ class Penalty(Described, ABC):
             x: state [N, C] or [N, H, D].
             ptr: row boundaries [B+1] of a ragged batch, on the CPU. ``None`` is one graph.
         """
-        self._check_device(x)
+        self._check_state(x)
         return pairs.sum_over_pairs(self.delta, x, ptr)
 
-    def _check_device(self, x: Tensor) -> None:
-        """Raise unless ``x`` is on the device of the parameters, if f is learned."""
-        if isinstance(self, nn.Module) and isinstance(x, Tensor):
+    def _check_state(self, x: pairs.State) -> None:
+        """Raise unless ``x`` is a state, on the device of the parameters if f is learned."""
+        pairs.check_heads(x)
+        if isinstance(self, nn.Module):
             checks.check_place(x, self)
 
     def _points(self) -> Float[Tensor, " points"]:
@@ -485,8 +479,8 @@ class SimplePenalty(ScorePenalty):
         return z2 * (2 - z2 / 4)
 
     def total(self, x: pairs.State, ptr: Tensor | None = None) -> Scalar:
-        second, fourth = pairs.sum_distance_powers(x, ptr)
-        return 2 * second - fourth / 4
+        squares = pairs.sum_squared_distances(x, ptr)
+        return 2 * squares - pairs.sum_fourth_powers(x, ptr) / 4
 
 
 @dataclass(frozen=True)
@@ -610,9 +604,11 @@ def find_flaw(z2: Tensor, f: Tensor, delta: Tensor | None) -> str | None:
     # the rounding of a δ that is a difference of large terms, as z² − log(1 + e^z²),
     # and the 2e-9 by which torch's softplus is off at its threshold.
     chord = delta.diff() / z2.diff()
-    size = delta.abs() + f[0].abs() * z2
-    room = (16 * eps * (size[:-1] + size[1:]) + 4e-9 * f[0].abs()) / z2.diff()
-    off = torch.maximum(chord - f[:-1], f[1:] - chord) - rounding - room
+    first = f[0].abs()
+    size = delta.abs() + first * z2
+    error = 16 * eps * (size[:-1] + size[1:]) + 4e-9 * first
+    room = rounding + error / z2.diff()
+    off = torch.maximum(chord - f[:-1], f[1:] - chord) - room
     if bool((off <= 0).all()):
         return None
     at = int(off.nan_to_num(torch.inf).argmax())

@@ -11,57 +11,58 @@ CHECKED_NODES = (
 )
 
 
-def not_declared(whose: str, coupling: Coupling | None) -> str | None:
-    """Return a sentence naming the innermost part of a coupling that does not promise symmetry or nonnegativity."""
-    for promise in ("symmetric", "nonnegative"):
-        if coupling is None or getattr(coupling, promise):
-            continue
-        # The innermost part is what the user wrote, and can change.
-        while True:
-            parts = getattr(coupling, "terms", [getattr(coupling, "coupling", None)])
-            broken = [
-                part
-                for part in parts
-                if isinstance(part, Coupling) and not getattr(part, promise)
-            ]
-            if not broken:
-                return f"the {whose} coupling is not promised to be {promise}, for {coupling!r} is not."
-            coupling = broken[0]
-    return None
-
-
-def not_as_declared(coupling: Coupling | None, convex: bool) -> str | None:
-    """Return a sentence naming entries that contradict what a coupling declares.
+def coupling_flaw(coupling: Coupling, convex: bool) -> str | None:
+    """Return a sentence naming a promise that a coupling does not give, or that its entries contradict, or ``None``.
 
     The entries of all observed edges are examined, or the entries between the first nodes.
     """
-    for term, base in [] if coupling is None else weighted_terms(coupling):
-        sparse = isinstance(base, SparseCoupling)
-        first = torch.arange(min(term.num_nodes, CHECKED_NODES), device=term.device)
-        pairs = torch.cartesian_prod(first, first).T
-        if isinstance(base, SparseCoupling):
-            pairs = base.graph.edges
-        if not pairs.numel():
-            continue
+    for promise in ("symmetric", "nonnegative"):
+        if not getattr(coupling, promise):
+            part = _innermost(coupling, promise)
+            return f"the term's coupling is not promised to be {promise}, for {part!r} is not."
+    for term, base in weighted_terms(coupling):
         # Multiples are examined as a whole, since a negative weight breaks the promise too.
-        forth = term.at(pairs).double()
-        back = term.at(pairs.flip(0)).double()
-        size = forth.abs() + back.abs()
-        rounding = 64 * torch.finfo(term.dtype).eps * size
-        if not sparse:
-            # Entries computed from a state are only as exact as its squares.
-            rounding = torch.finfo(term.dtype).eps ** 0.5 * size.max()
-        if not bool(size.isfinite().all()):
-            return f"A has entries that are not finite, in {term!r}."
-        if bool((forth < -rounding).any()):
-            return f"A has the negative entry {float(forth.min()):g}, which {term!r} promises not to have."
-        if bool(((forth - back).abs() > rounding).any()):
-            return f"A has two entries a_ij and a_ji that differ by {float((forth - back).abs().max()):g}, in {term!r}."
-        if not (convex or sparse) and term.positive_semidefinite:
-            matrices = forth.view(len(first), len(first), -1).permute(2, 0, 1)
-            least = float(torch.linalg.eigvalsh(matrices).min())
-            if least < -len(first) * float(rounding):
-                return f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
+        if (flaw := _entries_flaw(term, base, convex)) is not None:
+            return flaw
+    return None
+
+
+def _innermost(coupling: Coupling, promise: str) -> Coupling:
+    """Return the innermost part that does not give a promise: it is what the user wrote, and can change."""
+    for part in getattr(coupling, "terms", [getattr(coupling, "coupling", None)]):
+        if isinstance(part, Coupling) and not getattr(part, promise):
+            return _innermost(part, promise)
+    return coupling
+
+
+def _entries_flaw(term: Coupling, base: Coupling, convex: bool) -> str | None:
+    """Return a sentence naming entries of a multiple of ``base`` that contradict what it declares, or ``None``."""
+    nodes = min(term.num_nodes, CHECKED_NODES)
+    first = torch.arange(nodes, device=term.device)
+    pairs = torch.cartesian_prod(first, first).T
+    sparse = isinstance(base, SparseCoupling)
+    if isinstance(base, SparseCoupling):
+        pairs = base.graph.edges
+    if not pairs.numel():
+        return None
+    forth = term.at(pairs).double()
+    back = term.at(pairs.flip(0)).double()
+    size = forth.abs() + back.abs()
+    eps = torch.finfo(term.dtype).eps
+    # Entries computed from a state are only as exact as its squares.
+    rounding = 64 * eps * size if sparse else eps**0.5 * size.max()
+    apart = (forth - back).abs()
+    if not bool(size.isfinite().all()):
+        return f"A has entries that are not finite, in {term!r}."
+    if bool((forth < -rounding).any()):
+        return f"A has the negative entry {float(forth.min()):g}, which {term!r} promises not to have."
+    if bool((apart > rounding).any()):
+        return f"A has two entries a_ij and a_ji that differ by {float(apart.max()):g}, in {term!r}."
+    if not (convex or sparse) and term.positive_semidefinite:
+        matrices = forth.T.unflatten(1, (nodes, nodes))
+        least = float(torch.linalg.eigvalsh(matrices).min())
+        if least < -nodes * float(rounding):
+            return f"A has the negative eigenvalue {least:g}, which {term!r} promises not to have."
     return None
 
 

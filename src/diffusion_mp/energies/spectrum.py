@@ -81,7 +81,11 @@ def normalized_laplacian(coupling: Coupling, head: int) -> Array | LinearOperato
     scale = degree.detach().cpu().numpy() ** -0.5
     if isinstance(matrix, np.ndarray):
         return scale * matrix * scale.T
-    return _operator(len(scale), lambda v: scale * (matrix @ (scale * v)), rounding=EPS)
+
+    def apply(v: Array) -> Array:
+        return scale * (matrix @ (scale * v))
+
+    return _operator(len(scale), apply, rounding=EPS)
 
 
 def largest_eigenvalue(matrix: Array | LinearOperator, rtol: float = LANCZOS) -> float:

@@ -7,7 +7,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
-from itertools import pairwise
 from operator import add
 from typing import Literal, NamedTuple
 
@@ -30,7 +29,13 @@ from diffusion_mp.couplings import (
     SparseCoupling,
 )
 from diffusion_mp.couplings.weighted import averaged, spectral_norms
-from diffusion_mp.energies.constraints import Ball, Constraint, Sphere, Unconstrained
+from diffusion_mp.energies.constraints import (
+    Ball,
+    Constraint,
+    Sphere,
+    Unconstrained,
+    get_constraint,
+)
 from diffusion_mp.energies.pairs import (
     Bound,
     HeadState,
@@ -45,9 +50,9 @@ from diffusion_mp.energies.pairs import (
     large_distance,
 )
 from diffusion_mp.energies.penalties import Penalty
-from diffusion_mp.energies.promises import not_as_declared, not_declared
+from diffusion_mp.energies.promises import coupling_flaw
 from diffusion_mp.graph import Graph
-from diffusion_mp.graph.ops import detached_mean_rows, graph_sizes, members
+from diffusion_mp.graph.ops import detached_mean_rows, graph_sizes
 from diffusion_mp.runtime.cache import values_only
 from diffusion_mp.runtime.precision import wide_dtype, without_autocast
 
@@ -137,12 +142,11 @@ class EnergyTerm(ABC):
         if graph.segments is None:
             return self.value(z, graph).reshape(1)
         # All other graphs have zeros for rows, and what V gives to zeros is subtracted.
-        zeros = torch.zeros_like(z)
-        nothing = self.value(zeros, graph)
-        values = z.new_zeros(graph.num_graphs, dtype=torch.float64)
-        for number, (start, end) in enumerate(pairwise(graph.segments.tolist())):
-            alone = zeros.clone()
-            alone[start:end] = z[start:end]
+        nothing = self.value(torch.zeros_like(z), graph)
+        member = graph.batch.to(z.device)[:, None, None]
+        values = nothing.new_zeros(graph.num_graphs)
+        for number in range(graph.num_graphs):
+            alone = z.masked_fill(member != number, 0)
             values[number] = self.value(alone, graph) - nothing
         # What all graphs have at zero cannot be told apart, and is shared equally.
         return values + nothing / max(len(values), 1)
@@ -242,8 +246,8 @@ def sum_by_graph(rows: PerNode, graph: Graph) -> PerGraph:
     """Return the sum over the rows of every graph of a batch."""
     if graph.segments is None:
         return rows.sum().unsqueeze(0)
-    member, count = members(graph.segments, rows.size(0), rows.device)
-    return rows.new_zeros(count.size(0)).index_add(0, member, rows)
+    member = graph.batch.to(rows.device)
+    return rows.new_zeros(graph.num_graphs).index_add(0, member, rows)
 
 
 def check_weight(weight: float | Tensor, name: str, allow_zero: bool = True) -> None:
@@ -292,7 +296,8 @@ def norm_flaw(matrix: Tensor, norms: Tensor, name: str) -> str | None:
         # A diagonal: its norm is its largest entry.
         exact = wide.abs().amax(1)
     # A matrix that was divided by its norm exceeds norm one by rounding.
-    excess = exact - (1 + 64 * torch.finfo(matrix.dtype).eps) * norms.double()
+    rounding = 64 * torch.finfo(matrix.dtype).eps
+    excess = exact - (1 + rounding) * norms.double()
     if bool((excess <= 0).all()):
         return None
     worst = int(excess.argmax())
@@ -311,6 +316,15 @@ class RowTerm(EnergyTerm):
 
     def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         return sum_by_graph(self.rows(z, graph), graph)
+
+
+class ConcaveTerm(RowTerm):
+    """Base of sums of concave functions of a row, which lie below their tangents: p = 0."""
+
+    depends_on = "rows"
+
+    def bound(self, z: HeadState, graph: Graph) -> Bound:
+        return z.new_zeros(1, 1, 1)
 
 
 class SharedTerm(EnergyTerm):
@@ -382,7 +396,7 @@ class ScaledTerm(EnergyTerm):
         return self.term.attention(z, graph)
 
     def block(self, rows: slice) -> EnergyTerm:
-        return ScaledTerm(self.factor, self.term.block(rows), _checked=True)
+        return ScaledTerm(self.factor, self.term.block(rows))
 
     def weighted_mean(self, z: HeadState) -> Mean | None:
         mean = self.term.weighted_mean(z)
@@ -425,22 +439,24 @@ class SourceTerm(RowTerm, SharedTerm):
         if metric is not None and metric.dim() == 1:
             self.metric = metric.unsqueeze(1)
 
+    def _weight(self, z: HeadState) -> Float[Tensor, "#N #H one"]:
+        """Return m in the dtype of z."""
+        if self.metric is None:
+            return z.new_ones(1, 1, 1)
+        return self.metric.to(z.dtype).unsqueeze(2)
+
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
         check_source(self.source, z)
         # In double precision before the difference, which may be small beside both.
-        squares = (z.double() - self.source.double()).square().sum(2)
-        if self.metric is not None:
-            squares = self.metric.double() * squares
-        return squares.sum(1)
+        wide = z.double()
+        squares = (wide - self.source.double()).square()
+        return (self._weight(wide) * squares).sum((1, 2))
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
-        away = z - self.source
         # V is its own majorant with the matrix diag(m), so the damping m suffices on every set. On a convex set, m/2
         # would suffice too. But the step of a source and neighbours is their weighted mean only with m.
-        if self.metric is None:
-            return Majorant(away, z.new_ones(1, 1, 1))
-        weight = self.metric.unsqueeze(2)
-        return Majorant(weight * away, weight)
+        weight = self._weight(z)
+        return Majorant(weight * (z - self.source), weight)
 
     def bound(self, z: HeadState, graph: Graph) -> Bound:
         return self.majorant(z, graph, True).damping / 2
@@ -453,17 +469,14 @@ class SourceTerm(RowTerm, SharedTerm):
 
     def block(self, rows: slice) -> SourceTerm:
         metric = None if self.metric is None else self.metric[rows]
-        return SourceTerm(self.source[rows], metric, _checked=True)
+        return SourceTerm(self.source[rows], metric)
 
     def weighted_mean(self, z: HeadState) -> Mean:
-        source = self.source.to(z.dtype)
-        if self.metric is None:
-            return Mean(z.new_ones(1, 1, 1), source)
-        weight = self.metric.to(z.dtype).unsqueeze(2)
-        return Mean(weight, weight * source)
+        weight = self._weight(z)
+        return Mean(weight, weight * self.source.to(z.dtype))
 
 
-class ProximalTerm(RowTerm):
+class ProximalTerm(ConcaveTerm):
     """Penalise the squared distance ‖Z − Z_k‖² from the state Z_k before a step (Wu, Wipf & Yan 2025, Eq. 8).
 
     It is the first term of the energy E(Z, k). The call of an `Energy` passes Z_k. Without Z_k the term is zero.
@@ -475,7 +488,6 @@ class ProximalTerm(RowTerm):
     """
 
     quadratic = True
-    depends_on = "rows"
 
     def rows(self, z: HeadState, graph: Graph) -> PerNode:
         return z.new_zeros(len(z), dtype=torch.float64)
@@ -483,11 +495,8 @@ class ProximalTerm(RowTerm):
     def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return torch.zeros_like(z)
 
-    def bound(self, z: HeadState, graph: Graph) -> Bound:
-        return z.new_zeros(1, 1, 1)
 
-
-class LinearTerm(RowTerm):
+class LinearTerm(ConcaveTerm):
     """Add the linear function −2⟨H, Z⟩, the source of an explicit step, to an energy.
 
     The step is z − τΔz + τβh, whose energy contains no square of the source.
@@ -499,8 +508,6 @@ class LinearTerm(RowTerm):
         >>> float(LinearTerm(torch.ones(6, 4)).value(torch.ones(6, 1, 4), graph))
         -48.0
     """
-
-    depends_on = "rows"
 
     def __init__(self, source: Tensor) -> None:
         check_heads(source, "source")
@@ -515,9 +522,6 @@ class LinearTerm(RowTerm):
 
     def half_gradient(self, z: HeadState, graph: Graph) -> HeadState:
         return -self.source.to(z.dtype).expand_as(z)
-
-    def bound(self, z: HeadState, graph: Graph) -> Bound:
-        return z.new_zeros(1, 1, 1)
 
     def flaw(self, constraint: Constraint) -> str | None:
         return values_flaw(self.source, "source")
@@ -555,7 +559,8 @@ class CouplingTerm(RowTerm, SharedTerm):
         ends = self.coupling.exact_degree(near.dtype)
         ends = (ends + self.coupling.T.exact_degree(near.dtype)) / 2
         squares = ends * near.square().sum(2)
-        return squares.sum(1) - (near * self.coupling.received(near)).sum((1, 2))
+        products = near * self.coupling.received(near)
+        return squares.sum(1) - products.sum((1, 2))
 
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         self.coupling.check(z, "x")
@@ -573,8 +578,7 @@ class CouplingTerm(RowTerm, SharedTerm):
         return Majorant(half, bound.unsqueeze(2))
 
     def flaw(self, constraint: Constraint) -> str | None:
-        promise = not_declared("term's", self.coupling)
-        return promise or not_as_declared(self.coupling, constraint.convex)
+        return coupling_flaw(self.coupling, constraint.convex)
 
     def weighted_mean(self, z: HeadState) -> Mean | None:
         # Several processes have to take the same steps, even where one of them rounds.
@@ -596,8 +600,11 @@ class PenaltyTerm(SharedTerm):
     """Base of terms of a penalty δ. A concave δ lies below its tangents, which are pulls of a coupling (`pull`)."""
 
     depends_on = "couplings"
-    penalty: Penalty
-    constraint: Constraint
+
+    def __init__(self, penalty: Penalty, constraint: Constraint | None) -> None:
+        check_kind(penalty, "penalty", Penalty, "a Penalty")
+        self.penalty = penalty
+        self.constraint = get_constraint(constraint)
 
     @abstractmethod
     def pull(self, z: HeadState, graph: Graph) -> Coupling:
@@ -611,18 +618,15 @@ class PenaltyTerm(SharedTerm):
     def majorant(self, z: HeadState, graph: Graph, convex: bool) -> Majorant:
         return CouplingTerm(self.pull(z, graph)).majorant(z, graph, convex)
 
-    def warn_beyond_domain(
-        self, x: HeadState, segments: Tensor | None, edges: Graph | None = None
-    ) -> None:
-        """Warn if two rows of a graph, or the ends of an edge, are farther apart than the domain of δ."""
-        end = self.penalty.domain[1]
-        if self.penalty.covers(self.constraint.diameter):
-            return
+    def warn_beyond_domain(self, z: HeadState, largest: Callable[[], float]) -> None:
+        """Warn if the ``largest`` squared distance at a state is beyond the domain of δ."""
         # Neither a tensor without values nor a compiled program can be asked.
-        if x.is_meta or not values_only():
+        asked = values_only() and not z.is_meta
+        if self.penalty.covers(self.constraint.diameter) or not asked:
             return
-        z2 = large_distance(x, segments, edges)
-        if z2 > self.penalty.reach(x.dtype):
+        z2 = largest()
+        end = self.penalty.domain[1]
+        if z2 > self.penalty.reach(z.dtype):
             warnings.warn(
                 f"{type(self).__name__} of a state that leaves the domain of {self.penalty!r}: two nodes are at "
                 f"squared distance {z2:.6g}. Beyond {end:g} the cost of a pair is no penalty any more, and a low "
@@ -655,16 +659,17 @@ class EdgeTerm(PenaltyTerm):
         coupling: SparseCoupling,
         constraint: Constraint | None = None,
     ) -> None:
-        check_kind(penalty, "penalty", Penalty, "a Penalty")
+        super().__init__(penalty, constraint)
         check_kind(coupling, "coupling", SparseCoupling, "a SparseCoupling")
-        self.penalty = penalty
         self.coupling = coupling
-        self.constraint = Unconstrained() if constraint is None else constraint
 
     def value(self, z: HeadState, graph: Graph) -> Scalar:
-        self.warn_beyond_domain(z, None, self.coupling.graph)
-        squares = edge_distance(z, self.coupling.graph)
-        return (self.coupling.weight.double() * self.penalty.delta(squares)).sum() / 2
+        squares = edge_distance(z.double(), self.coupling.graph)
+        self.warn_beyond_domain(
+            z, lambda: float(squares.max()) if squares.numel() else 0.0
+        )
+        costs = self.coupling.weight.double() * self.penalty.delta(squares)
+        return costs.sum() / 2
 
     def pull(self, z: HeadState, graph: Graph) -> SparseCoupling:
         """Return the coupling (s_ij f(‖z_i − z_j‖²))_ij.
@@ -673,19 +678,15 @@ class EdgeTerm(PenaltyTerm):
             z: state [N, H, D].
             graph: the graph of the state, which the term does not read.
         """
-        source, target = self.coupling.graph.edges
-        squares = (z[target] - z[source]).square().sum(2)
+        squares = edge_distance(z, self.coupling.graph)
         weight = self.coupling.weight.to(z.dtype) * self.penalty.f(squares)
         return SparseCoupling(
             self.coupling.graph, weight, symmetric=True, nonnegative=True
         )
 
     def flaw(self, constraint: Constraint) -> str | None:
-        declared = not_declared("term's", self.coupling)
-        declared = declared or not_as_declared(self.coupling, constraint.convex)
-        return declared or penalty_flaw_in(
-            self.penalty, constraint, constraint.diameter
-        )
+        flaw = coupling_flaw(self.coupling, constraint.convex)
+        return flaw or penalty_flaw_in(self.penalty, constraint, constraint.diameter)
 
     def __repr__(self) -> str:
         return f"EdgeTerm({self.penalty!r}, {self.coupling!r})"
@@ -722,7 +723,7 @@ class PairTerm(PenaltyTerm):
         constraint: Constraint | None = None,
         read: Callable[[Float[Tensor, "N C"], Graph], Coupling] | None = None,
     ) -> None:
-        check_kind(penalty, "penalty", Penalty, "a Penalty")
+        super().__init__(penalty, constraint)
         check_flags(mean=mean)
         if projection is not None:
             shape = "[heads, head_channels, channels]"
@@ -731,10 +732,8 @@ class PairTerm(PenaltyTerm):
                 raise ValueError(
                     f"projection must be {shape}; got {describe(projection)}."
                 )
-        self.penalty = penalty
         self.projection = projection
         self.mean = mean
-        self.constraint = Unconstrained() if constraint is None else constraint
         self.read = read
 
     def projected(self, z: HeadState) -> Float[Tensor, "N heads seen"]:
@@ -748,8 +747,11 @@ class PairTerm(PenaltyTerm):
             )
 
     def value(self, z: HeadState, graph: Graph) -> Scalar:
-        self.warn_beyond_domain(self.projected(z.double()), graph.segments)
-        return self.by_graph(z, graph).sum()
+        wide = z.double()
+        self.warn_beyond_domain(
+            wide, lambda: large_distance(self.projected(wide), graph.segments)
+        )
+        return self.by_graph(wide, graph).sum()
 
     def by_graph(self, z: HeadState, graph: Graph) -> PerGraph:
         sizes = graph_sizes(graph.segments, len(z))
@@ -820,7 +822,8 @@ class PairTerm(PenaltyTerm):
             w = self.projection.to(z.dtype)
             back = torch.einsum("hdc,nhd->nc", w, half)
             squares = spectral_norms(w).square().view(1, -1, 1)
-            return Majorant(back.unsqueeze(1), (squares * bound).sum(1, keepdim=True))
+            damping = (squares * bound).sum(1, keepdim=True)
+            return Majorant(back.unsqueeze(1), damping)
 
     def flaw(self, constraint: Constraint) -> str | None:
         flaw = values_flaw(self.projection, "projection")

@@ -295,12 +295,10 @@ def certify_trajectory(
         wide = part.double()
         # The domain bounds D.
         # Rows lie in a ball around their mean, whose diameter no distance exceeds.
-        across = (4 * (wide - wide.mean(0)).square().sum(1).max()).clamp(
-            max=penalty.domain[1]
-        )
-        nearest, farthest = penalty.f(
-            torch.stack([across.new_zeros(()), across])
-        ).tolist()
+        radius = (wide - wide.mean(0)).square().sum(1).max()
+        across = (4 * radius).clamp(max=penalty.domain[1])
+        ends = torch.stack([torch.zeros_like(across), across])
+        nearest, farthest = penalty.f(ends).tolist()
         # f falls, so that no neighbour weighs less than one at the largest distance.
         degree = min(degree, nearest + (len(part) - 1) * max(farthest, 0.0))
         stiffness = max(stiffness, 2 * (1 - 1 / len(part)))

@@ -100,7 +100,7 @@ def check_diffusivity(
     if edges is None:
         edges = bool(sample.needs_graph)
     case = DiffusivityCase(build, fresh, channels, edges, compile, seed)
-    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip or {}, seed)
+    run_laws(type(sample).__name__, DIFFUSIVITY_LAWS, case, skip, seed)
 
 
 def _declarations(case: DiffusivityCase) -> None:
@@ -240,7 +240,8 @@ def _duplicated_nodes(case: DiffusivityCase) -> None:
     module, instance = case.sample()
     if case.edges or not module.row_stochastic:
         return
-    if bool((case(module, instance).to_dense() == torch.eye(instance.num_nodes)).all()):
+    dense = case(module, instance).to_dense()
+    if bool((dense == torch.eye(instance.num_nodes)).all()):
         return  # the identity couples a node to itself, not to its copy
     twice = torch.arange(instance.num_nodes).repeat(2)
     got = case.response(module, replace(instance, x=instance.x[twice]))

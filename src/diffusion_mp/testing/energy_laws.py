@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
+from torch.autograd import gradcheck
+from torch.autograd.gradcheck import GradcheckError
 
 from diffusion_mp.checks import Count, Seed, check_finite, check_values, checked
 from diffusion_mp.energies.counterexamples import (
     SCALES,
+    functions_at,
     numbers_flaw,
     overflows,
     rescaled,
@@ -66,7 +71,7 @@ def check_energy_term(
     # In double precision a wrong bound shows long before rounding does.
     z = z.detach().double()
     _check_gradient(term, z, graph)
-    _check_derivative(term, z, graph, seed)
+    _check_derivative(term, z, graph)
     if term.depends_on == "rows":
         _check_rows(term, z, graph)
     moves = _adversarial_moves(term, z, graph, starts, ascent, seed)
@@ -89,78 +94,58 @@ def _check_gradient(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
     if (flaw := numbers_flaw(term, z, graph)) is not None:
         raise AssertionError(flaw)
     half = term.half_gradient(z, graph).detach()
+    bound = term.bound(z, graph)
     variable = z.clone().requires_grad_()
     value = term.value(variable, graph)
     # The value need not depend on the state.
     (gradient,) = torch.autograd.grad(value + 0 * variable.sum(), variable)
     # A half gradient p z − … is only as exact as p z, however little is left of it: far
     # apart, nodes attract each other next to nothing.
-    rounding = 64 * torch.finfo(z.dtype).eps * (term.bound(z, graph) * z).abs()
-    excess = (2 * half - gradient).abs() - 1e-6 * gradient.abs() - rounding
-    if not bool((excess <= 1e-8 * gradient.norm(torch.inf)).all()):
-        worst = float((2 * half - gradient).abs().max())
+    rounding = 64 * torch.finfo(z.dtype).eps * (bound * z).abs()
+    error = (2 * half - gradient).abs()
+    excess = error - 1e-6 * gradient.abs() - rounding
+    largest = gradient.norm(torch.inf)
+    if not bool((excess <= 1e-8 * largest).all()):
         raise AssertionError(
-            f"{term!r}: half_gradient is not half of the gradient of value; off by {worst:.3g}."
+            f"{term!r}: half_gradient is not half of the gradient of value; off by {float(error.max()):.3g}."
         )
 
 
-def _check_derivative(term: EnergyTerm, z: HeadState, graph: Graph, seed: int) -> None:
-    """Raise unless autograd differentiates the half gradient: along a direction d it must be the finite difference."""
-    generator = torch.Generator().manual_seed(seed)
-    # A lost gradient shows in nearly every direction, so one is enough.
-    drawn = torch.randn(2, *z.shape, generator=generator, dtype=z.dtype)
-    direction, weight = drawn.to(z.device)
+def _check_derivative(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
+    """Raise unless autograd differentiates the half gradient as finite differences do, in a random direction."""
     # In proportion to the state, or the difference would lose its digits.
-    step = 1e-6 * (1 + z.abs().max()) if z.numel() else 1e-6
-    with torch.no_grad():
-        forth = term.half_gradient(z + step * direction, graph)
-        back = term.half_gradient(z - step * direction, graph)
-        expected = float((weight * (forth - back)).sum() / (2 * step))
+    step = 1e-6 * (1 + float(z.norm(torch.inf)))
+    half_gradient = partial(term.half_gradient, graph=graph)
     variable = z.clone().requires_grad_()
-    half = term.half_gradient(variable, graph)
-    # A half gradient need not depend on the state.
-    (gradient,) = torch.autograd.grad(
-        (weight * half).sum() + 0 * variable.sum(), variable
-    )
-    found = float((gradient * direction).sum())
-    size = 1 + abs(expected) + float(gradient.norm())
-    if abs(found - expected) > 1e-4 * size:
-        raise AssertionError(
-            f"{term!r}: half_gradient loses gradients, so a block with this term would train wrongly. Its derivative "
-            f"in a direction is {found:.3g} by autograd, {expected:.3g} by finite differences; look for detach() and "
-            f"for functions without a gradient."
+    try:
+        # A lost gradient shows in nearly every direction, so one is enough.
+        gradcheck(
+            half_gradient, variable, eps=step, atol=1e-4, rtol=1e-4, fast_mode=True
         )
+    except GradcheckError as error:
+        raise AssertionError(
+            f"{term!r}: half_gradient loses gradients, so a block with this term would train wrongly. Look for "
+            f"detach() and for functions without a gradient. {error}"
+        ) from None
 
 
 def _check_rows(term: EnergyTerm, z: HeadState, graph: Graph) -> None:
     """Raise unless the term is a sum over rows: of the first third of the rows, and of the others."""
     # Parts of different size, so that rows cut at the wrong offset show.
     cut = len(z) // 3
-    parts = (slice(0, cut), slice(cut, len(z)))
-    # A bound may be one number for all nodes and heads.
-    bound = term.bound(z, graph).expand(*z.shape[:2], 1)
-    expected = {
-        "value": term.value(z, graph),
-        "half_gradient": term.half_gradient(z, graph),
-        "bound": bound,
-    }
-    total = torch.zeros_like(expected["value"])
-    halves = []
-    bounds = []
-    for rows in parts:
-        part = z[rows]
-        alone = Graph(len(part))
-        block = term.block(rows)
-        total = total + block.value(part, alone)
-        halves.append(block.half_gradient(part, alone))
-        bounds.append(block.bound(part, alone).expand(*part.shape[:2], 1))
-    found = {
-        "value": total,
-        "half_gradient": torch.cat(halves),
-        "bound": torch.cat(bounds),
-    }
-    for name, tensor in found.items():
-        if not torch.allclose(tensor, expected[name], rtol=1e-9, atol=1e-12):
+    whole = functions_at(term, z, graph)
+    # A bound may be one number for all nodes.
+    whole["bound"] = whole["bound"].expand(len(z), -1, -1)
+    total = torch.zeros_like(whole["value"])
+    compared = []
+    for rows in (slice(0, cut), slice(cut, len(z))):
+        part = functions_at(term.block(rows), z[rows], Graph(len(z[rows])))
+        total = total + part["value"]
+        for name in ("half_gradient", "bound"):
+            compared.append((name, part[name], whole[name][rows]))
+    compared.append(("value", total, whole["value"]))
+    for name, found, expected in compared:
+        if not torch.allclose(found, expected, rtol=1e-9, atol=1e-12):
             raise AssertionError(
                 f'{term!r} declares depends_on = "rows", but the {name} of term.block(rows) is not its {name} at '
                 f"these rows. Declare another dependence, or cut in block() what the term holds for every row."
@@ -176,9 +161,8 @@ def _adversarial_moves(
     seed: int,
 ) -> list[Tensor]:
     """Return the moves to which gradient ascent on V(z′) less the majorant leads, of all nodes and of single nodes."""
-    value = term.value(z, graph).detach()
-    half = term.half_gradient(z, graph).detach()
-    bound = term.bound(z, graph).detach()
+    with torch.no_grad():
+        half, bound, value = functions_at(term, z, graph).values()
     generator = torch.Generator().manual_seed(seed)
     node = torch.arange(len(z)).view(-1, 1, 1)
     moves = []
@@ -189,14 +173,15 @@ def _adversarial_moves(
         if start % 2:  # one node alone: where all move, others make up for it
             moving = node == torch.randint(max(len(z), 1), (), generator=generator)
         moving = moving.to(z)
-        drawn = scale * torch.randn(z.shape, generator=generator, dtype=z.dtype)
-        move = (moving * drawn.to(z.device)).requires_grad_()
+        drawn = torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        move = scale * moving * drawn.to(z.device)
+        move.requires_grad_()
         # Steps in proportion to the move, so that small moves are searched as finely as large ones.
         optimizer = torch.optim.Adam([move], lr=0.1 * scale)
         for _ in range(ascent):
             away = moving * move
-            majorant = value + (2 * half * away + 2 * bound * away.square()).sum()
-            slack = majorant - term.value(z + away, graph)
+            rise = 2 * half * away + 2 * bound * away.square()
+            slack = value + rise.sum() - term.value(z + away, graph)
             optimizer.zero_grad()
             # Of the move alone: what a term was computed from is not there a second
             # time, and its parameters keep the gradients that they have.

@@ -186,7 +186,7 @@ def run_laws(
     laws: Sequence[Law[Case]],
     case: Case,
     skip: Mapping[str, str] | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> None:
     """Call all laws except the skipped ones, and raise one `AssertionError` with a sentence for every broken law.
 
@@ -194,9 +194,8 @@ def run_laws(
         subject: the name of what is checked, for the sentences.
         laws: functions of the case; the first line of the docstring of a law says what must hold.
         case: what the laws are called with.
-        skip: the names of the laws to leave out, each with the reason. ``None`` skips no law, and the error then does
-            not explain how to skip one.
-        seed: what the case was drawn from, for the sentences.
+        skip: the names of the laws to leave out, each with the reason.
+        seed: what the case was drawn from, for the sentences. ``None`` if the laws are part of another law.
     """
     check_kind(
         skip, "skip", (Mapping, NoneType), "a mapping from the names of laws to reasons"
@@ -231,7 +230,7 @@ def run_laws(
         sentences.append(
             f"{subject} breaks the law '{name}' ({statement}){also}: {flaw}"
         )
-    if skip is not None:
+    if seed is not None:
         sentences.append(
             f"States and graphs were drawn with seed={seed}. A law that does not apply is left out with a reason: "
             f"skip={{'{name}': 'why'}}."

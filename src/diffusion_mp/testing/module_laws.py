@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, signature
-from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.autograd.gradcheck import GradcheckError
+from torch_geometric.data import Batch, Data
 
 from diffusion_mp.checks import check_function
 from diffusion_mp.graph import Graph
@@ -64,29 +64,26 @@ def random_instance(
     # would not tell apart.
     x = x / (1 + x.norm(dim=-1, keepdim=True))
     node = torch.arange(num_nodes)
-    # A ring, so that no node is isolated; of a single node it would be a loop.
-    ring = torch.stack([node, node.roll(-1)])[:, : num_nodes if num_nodes > 1 else 0]
+    # A ring, so that no node is isolated.
+    ring = torch.stack([node, node.roll(-1)])
     chords = torch.randint(num_nodes, (2, num_nodes), generator=generator)
     loop = torch.zeros(2, 1, dtype=torch.long)
     # With a parallel edge and a loop, which kernels treat apart.
     edge_index = torch.cat([ring, chords, ring[:, :1], loop], dim=1)
-    weight = torch.rand(len(edge_index[0]), generator=generator, dtype=torch.float64)
+    edges = edge_index.size(1)
+    weight = torch.rand(edges, generator=generator, dtype=torch.float64)
     return Instance(x, edge_index, weight + 0.5)
 
 
 def join(instances: Sequence[Instance]) -> Instance:
     """Return the instances as one batch, with the edges numbered in the batch."""
-    first = [0, *accumulate(instance.num_nodes for instance in instances)]
-    edges = [
-        instance.edge_index + start
-        for instance, start in zip(instances, first, strict=False)
-    ]
-    return Instance(
-        torch.cat([instance.x for instance in instances]),
-        torch.cat(edges, dim=1),
-        torch.cat([instance.edge_weight for instance in instances]),
-        torch.tensor(first),
+    batch = Batch.from_data_list(
+        [
+            Data(each.x, each.edge_index, edge_weight=each.edge_weight)
+            for each in instances
+        ]
     )
+    return Instance(batch.x, batch.edge_index, batch.edge_weight, batch.ptr)
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -232,7 +229,8 @@ def _batching(case: AnyCase) -> None:
     # offset does no harm.
     module = case.module()
     parts = case.batch()
-    for batch in (parts, [parts[k] for k in (2, 0, 3, 1)]):
+    reordered = [parts[k] for k in (2, 0, 3, 1)]
+    for batch in (parts, reordered):
         got = case.response(module, join(batch))
         expected = torch.cat([case.response(module, part) for part in batch])
         expect_close(got, expected, "rearranged", "the result of the batch")
@@ -284,20 +282,15 @@ def _expect_finite(case: AnyCase, instance: Instance) -> None:
     grads = torch.autograd.grad(
         out.square().sum() + 0 * leaf.sum(), leaves, materialize_grads=True
     )
-    expect(bool(out.isfinite().all()), "the result is not finite")
-    finite = all(bool(grad.isfinite().all()) for grad in grads)
-    expect(finite, "a gradient is not finite")
+    for what, tensors in (("the result", [out]), ("a gradient", grads)):
+        finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+        expect(finite, f"{what} is not finite")
 
 
-def _expect_derivatives(
-    check: Callable[..., bool],
-    function: Callable[..., Tensor],
-    leaves: tuple[Tensor, ...],
-    atol: float,
-) -> None:
+def _expect_derivatives(case: AnyCase, check: Callable[..., bool], atol: float) -> None:
     """Raise `LawBroken` unless `gradcheck` or `gradgradcheck` finds that derivatives agree."""
     try:
-        check(function, leaves, atol=atol, rtol=10 * atol, fast_mode=True)
+        check(*case.differentiable(), atol=atol, rtol=10 * atol, fast_mode=True)
     except GradcheckError as error:
         # Whole matrices follow the first paragraph.
         summary = str(error).partition("\n\n")[0].replace("\n", " ")
@@ -309,7 +302,7 @@ def _first_derivatives(case: AnyCase) -> None:
     """gradients with respect to the state and the parameters agree with finite differences in double"""
     function, leaves = case.differentiable()
     if function(*leaves).requires_grad:
-        _expect_derivatives(gradcheck, function, leaves, 1e-6)
+        _expect_derivatives(case, gradcheck, 1e-6)
 
 
 def _second_derivatives(case: AnyCase) -> None:
@@ -333,7 +326,7 @@ def _second_derivatives(case: AnyCase) -> None:
         clear = any(some in str(error) for some in words)
         expect(clear, f"the second derivative is not refused in words: {error}")
         return
-    _expect_derivatives(gradgradcheck, function, leaves, 1e-5)
+    _expect_derivatives(case, gradgradcheck, 1e-5)
 
 
 def _half_precision(case: AnyCase) -> None:
@@ -375,13 +368,12 @@ def _purity(case: AnyCase) -> None:
     """it leaves the state, the edges and the global random state alone, and repeats"""
     module = case.module()
     instance = join(case.batch())
-    before = copy.deepcopy(instance)
+    before = vars(copy.deepcopy(instance))
     with expect_rng_untouched("forward"):
         first = case.call(module, instance)
         second = case.call(module, instance)
-    for name in ("x", "edge_index", "edge_weight"):
-        same = torch.equal(getattr(instance, name), getattr(before, name))
-        expect(same, f"forward changed {name} in place")
+    for name, tensor in vars(instance).items():
+        expect(torch.equal(tensor, before[name]), f"forward changed {name} in place")
     expect(torch.equal(first, second), "two calls with the same state differ")
 
 
@@ -392,9 +384,7 @@ def _writable(case: AnyCase) -> None:
         expect_writable(
             partial(case.call, module, instance),
             "the result",
-            instance.x,
-            instance.edge_index,
-            instance.edge_weight,
+            *vars(instance).values(),
             *module.parameters(),
             *module.buffers(),
         )
@@ -414,10 +404,9 @@ def _reset_parameters(case: AnyCase) -> None:
         for parameter in module.parameters():
             parameter.fill_(17.0)
         module.reset_parameters()
-    named = dict(module.named_parameters())
     for name, fresh in reference.named_parameters():
         what = f"the parameter {name} is not the one a fresh module of that seed has"
-        expect(torch.equal(named[name], fresh), what)
+        expect(torch.equal(module.get_parameter(name), fresh), what)
 
 
 def _readable(case: AnyCase) -> None:

@@ -174,10 +174,10 @@ def cosine_mode(
         >>> cosine_mode(8, 1)[0].shape
         torch.Size([8, 1, 1])
     """
-    mode = torch.cos(
-        math.pi * k * (torch.arange(num_nodes, dtype=torch.float64) + 0.5) / num_nodes
-    )
-    return mode[:, None, None], 4.0 * math.sin(math.pi * k / (2 * num_nodes)) ** 2
+    frequency = math.pi * k / num_nodes
+    node = torch.arange(num_nodes, dtype=torch.float64)
+    mode = torch.cos(frequency * (node + 0.5))
+    return mode[:, None, None], 4.0 * math.sin(frequency / 2) ** 2
 
 
 @checks.checked
