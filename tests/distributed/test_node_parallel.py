@@ -29,6 +29,7 @@ from diffusion_mp.couplings import Sums
 from diffusion_mp.diagnostics import posterior_variance
 from diffusion_mp.diffusivities import (
     GaussianDiffusivity,
+    PenaltyDiffusivity,
     Positive,
     SigmoidDiffusivity,
     SparseFlowDiffusivity,
@@ -36,7 +37,7 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.parallel import all_merged, contact
-from diffusion_mp.energies import EnergyTerm, get_constraint
+from diffusion_mp.energies import EnergyTerm, MixturePenalty, get_constraint
 from diffusion_mp.layers import (
     CertifiedBlock,
     Neighbours,
@@ -102,6 +103,13 @@ ON_BOTH_WAYS = {
     ),
     "certified, gaussian": lambda: CertifiedDIFFormer(
         *SIZES, 2, penalty="gaussian", lam=0.1, graph=AdjacencyDiffusivity("sym")
+    ),
+    "certified, mixture": lambda: CertifiedDIFFormer(
+        *SIZES,
+        2,
+        penalty=MixturePenalty([0.5, 2.0]),
+        lam=0.1,
+        graph=AdjacencyDiffusivity("sym"),
     ),
 }
 MODELS |= ON_BOTH_WAYS
@@ -367,9 +375,12 @@ def attention_on_uneven_parts():
     x = torch.randn(nodes, 6, generator=generator, dtype=torch.float64)
     v = torch.rand(nodes, 2, 2, generator=generator, dtype=torch.float64)
     graph = ShardedGraph(None, nodes)
+    mixture = MixturePenalty([0.5, 2.0])
     for attention in (
         SigmoidDiffusivity(6, heads=2),
         GaussianDiffusivity(projection=None, heads=2, row_stochastic=False),
+        PenaltyDiffusivity(mixture, heads=2),
+        PenaltyDiffusivity(mixture, heads=2, row_stochastic=False),
     ):
         attention = attention.double()
         distributed.broadcast(next(iter(attention.parameters()), v).detach(), 0)

@@ -23,7 +23,11 @@ from diffusion_mp.couplings import (
     IdentityCoupling,
     PairwiseCoupling,
     PooledCoupling,
+    ReweightedCoupling,
+    ScaledCoupling,
     SparseCoupling,
+    SumCoupling,
+    row_normalized,
 )
 from diffusion_mp.couplings.shapes import State
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
@@ -247,6 +251,18 @@ class ShardedGraph(GraphPart):
             and coupling.normalize != "symmetric"
         ):
             return RingCoupling(coupling, Ring(self.total_nodes, self.group))
+        # A mixture of Gaussians is a sum of multiples.
+        if isinstance(coupling, SumCoupling):
+            return SumCoupling([self.share(term) for term in coupling.terms])
+        if isinstance(coupling, ScaledCoupling):
+            return ScaledCoupling(
+                coupling.scale,
+                self.share(coupling.coupling),
+                nonnegative=coupling.nonnegative,
+            )
+        # The sums of rows are those of the part, and are found again.
+        if isinstance(coupling, ReweightedCoupling) and coupling.row_stochastic:
+            return row_normalized(self.share(coupling.coupling))
         raise TypeError(
             f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges, "
             f"nor one whose product goes through sums over the nodes (PooledCoupling), nor attention to all nodes by "
