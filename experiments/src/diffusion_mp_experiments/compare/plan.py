@@ -18,7 +18,8 @@ EPOCHS = (10, 25, 50, 100, 200, 300)
 FEW_EPOCHS = (2, 5)
 #: Epochs of the first training of every row, which is only timed.
 TIMED = 3
-# Training ends early where validation does not improve any more; this share of the epochs is typical.
+# Training ends early where validation does not improve any more, though not before the patience is over; this share of
+# the epochs is typical.
 _TYPICAL = 0.7
 # What is planned; the rest is for drawing pictures, and for settings that take longer than the timed one.
 _USED = 0.85
@@ -32,7 +33,13 @@ class Cost:
     epoch: float = 0.0
 
     def of(self, epochs: int) -> float:
-        return self.fixed + self.epoch * epochs * _TYPICAL
+        expected = max(_TYPICAL * epochs, min(epochs, patience(epochs)))
+        return self.fixed + self.epoch * expected
+
+
+def patience(epochs: int) -> int:
+    """Return after how many epochs without a better validation score a training ends."""
+    return max(10, epochs // 4)
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Plan:
             splits=self.splits,
             trials=self.trials,
             epochs=self.epochs,
-            patience=max(10, self.epochs // 4),
+            patience=patience(self.epochs),
         )
 
     def save(self, path: Path) -> None:
