@@ -31,6 +31,7 @@ from diffusion_mp.checks import (
     NonnegativeNumber,
     PositiveNumber,
     Probability,
+    Seed,
     Share,
 )
 from diffusion_mp.couplings import Coupling
@@ -98,6 +99,7 @@ OBJECTS: dict[Any, Make] = {
     Path: absent,
     Penalty: any_penalty,
     Probability: probability,
+    Seed: seed,
     StateUpdate: update,
     nn.Module: lambda d: options(d, *MODELS, wrong=NOT_A_MODULE),
     torch.Generator: generator,
