@@ -126,6 +126,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_report_names_a_winner_and_how_it_was_found(folder: Path) -> None:
     text = (folder / "report.md").read_text("utf-8")
     comparison = Comparison.load(folder)
+    assert comparison.report() == text
     assert comparison.lines[0].title in text
     assert "best validation score" in text
     assert "constant" in text

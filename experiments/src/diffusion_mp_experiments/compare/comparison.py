@@ -38,7 +38,7 @@ from diffusion_mp_experiments.compare.plan import (
     plan,
 )
 from diffusion_mp_experiments.compare.problem import Problem
-from diffusion_mp_experiments.compare.report import report
+from diffusion_mp_experiments.compare.report import markdown
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce.harness import Harness, alone_in, searches
@@ -268,7 +268,7 @@ def _compared(
     result = Comparison(problem, table, folder, planned)
     # A moment is left for the pictures.
     result.keep(start + _KEPT * seconds)
-    result.write()
+    result.report()
     return result
 
 
@@ -581,13 +581,13 @@ class Comparison:
             )
         return pd.DataFrame(rows, index=[line.row for line in self.lines])
 
-    def write(self) -> Path:
-        """Write report.md with its pictures, and predictions.csv; return the path of the report."""
-        path = self.folder / "report.md"
-        path.write_text(report(self), "utf-8")
+    def report(self) -> str:
+        """Return the report as Markdown, and write it as report.md, with its pictures and predictions.csv beside it."""
+        text = markdown(self)
+        (self.folder / "report.md").write_text(text, "utf-8")
         if self.problem.task != "link":
             self._write_predictions()
-        return path
+        return text
 
     def _write_predictions(self) -> None:
         """Write the predictions of all rows without a label, or of all rows where none lacks a label."""

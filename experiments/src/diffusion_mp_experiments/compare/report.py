@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from diffusion_mp_experiments.compare.comparison import Comparison
 
 
-def report(comparison: Comparison) -> str:
+def markdown(comparison: Comparison) -> str:
     """Return the report, and draw its pictures next to it."""
     table = comparison.table
     parts = [
