@@ -114,7 +114,7 @@ def compare(
         metric: "acc" (the default), "macro_f1", "roc_auc" or "ap" of classes; "r2" of numbers; "roc_auc" (the default)
             or "ap" of links.
         out: folder of the runs, the report and the kept model.
-        jobs: number of processes, by default the number of cores.
+        jobs: number of processes, or of threads where a graph trains in parts, by default the number of cores.
         seed: draws the splits.
         only: names of the rows to compare. By default all.
         edges: file of the edges of a table of nodes, see `read`.
@@ -132,7 +132,8 @@ def compare(
     check_positive(minutes, "minutes")
     start = time.monotonic()
     folder = as_path(out, "out")
-    with alone_in(folder), Workers(jobs or os.cpu_count() or 1) as workers:
+    jobs = jobs or os.cpu_count() or 1
+    with alone_in(folder), Workers(jobs) as workers:
         problem = _problem(
             data,
             folder,
@@ -145,6 +146,9 @@ def compare(
         options: Config = {"metric": metric, "seed": seed, "only": list(only)}
         table = table_of(problem, folder, **options)
         _keep_options(folder / "table.json", options)
+        if number_of_parts(problem) > 1:
+            # Several trainings of a large graph would need too much memory, and one keeps all cores busy.
+            workers.restart(1, threads=jobs)
         return _compared(problem, table, folder, workers, start, 60 * minutes)
 
 

@@ -1,5 +1,7 @@
 """Many trainings: processes of one thread each, and the versions that decide a number."""
 
+import ctypes
+import gc
 import math
 import os
 import platform
@@ -7,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from importlib.metadata import version
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
@@ -42,24 +45,28 @@ Runner = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterator[Any]
 
 
 class Workers:
-    """Processes of one thread each, which ignore signals of the keyboard and end with the context, or this process.
+    """Processes that train, which ignore signals of the keyboard and end with the context, or this process.
 
     They start at once, so that they import while the first one reads data. Whatever they still do when the context
     ends is given up: files that they write are complete or absent.
 
     Args:
         jobs: number of processes.
+        threads: threads of each.
 
     Attributes:
         pool: the processes.
     """
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, threads: int = 1) -> None:
         self.jobs = jobs
+        self.threads = threads
 
     def __enter__(self) -> "Workers":
         # A fork would copy locks that other threads hold.
-        self.pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), _initialise)
+        self.pool = ProcessPoolExecutor(
+            self.jobs, get_context("spawn"), _initialise, (self.threads,)
+        )
         for _ in range(self.jobs):
             self.pool.submit(os.getpid)
         return self
@@ -68,6 +75,13 @@ class Workers:
         self.pool.shutdown(wait=False, cancel_futures=True)
         for child in active_children():
             child.kill()
+
+    def restart(self, jobs: int, threads: int) -> None:
+        """Give up what runs, and start other processes."""
+        self.__exit__()
+        self.jobs = jobs
+        self.threads = threads
+        self.__enter__()
 
     def until(self, end: float, last: float | None = None) -> Runner:
         """Return a function that begins no run after the time `end` of ``time.monotonic()``.
@@ -90,7 +104,7 @@ class Workers:
                 # As many as there are processes: what waits in a pool cannot be taken back from it.
                 while waiting and len(running) < self.jobs and time.monotonic() < end:
                     run = waiting.pop()
-                    running[self.pool.submit(work, *run)] = run
+                    running[self.pool.submit(_tidied, work, *run)] = run
                 if not running:
                     return
                 left = None
@@ -102,19 +116,29 @@ class Workers:
                 for future in done:
                     yield running.pop(future), future.result()
             # What still runs is late, and nobody waits for it.
-            self.__exit__()
-            self.__enter__()
+            self.restart(self.jobs, self.threads)
 
         return train
 
 
-def _initialise() -> None:
+def _tidied(work: Callable[..., R], *run: Any) -> R:
+    """Return `work(*run)`, and give freed memory back to the system; glibc would keep gigabytes for the next run."""
+    try:
+        return work(*run)
+    finally:
+        gc.collect()
+        # Other C libraries have no such function.
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _initialise(threads: int) -> None:
     def end_with_parent() -> None:
         if (parent := parent_process()) is not None:
             parent.join()
             os._exit(1)
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     # A terminal sends it to all processes, and the first one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A process that is killed cannot end those that it has started.
