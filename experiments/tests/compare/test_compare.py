@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 from diffusion_mp.models import DiffusionGNN
-from diffusion_mp_experiments.compare import Comparison, compare
+from diffusion_mp_experiments.compare import Comparison, compare, comparison
 from diffusion_mp_experiments.compare.comparison import (
     kept_module,
     table_folder,
@@ -25,6 +25,7 @@ from diffusion_mp_experiments.reproduce.table import load_table
 from diffusion_mp_experiments.reproduce.training import train
 from diffusion_mp_experiments.train import LinkPredictor
 from diffusion_mp_experiments.train.cli import main
+from diffusion_mp_experiments.train.many_runs import Workers
 
 ROWS = ["constant", "linear", "gcn"]
 
@@ -194,6 +195,21 @@ def test_a_comparison_goes_on_with_its_plan(folder: Path) -> None:
     again = (folder / "report.md").read_text("utf-8")
     for line in without_seconds:
         assert line in again
+
+
+def test_a_large_graph_trains_in_parts_in_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "_PART", 20)
+    plans = []
+    monkeypatch.setattr(
+        Workers, "restart", lambda self, *shape, **named: plans.append((shape, named))
+    )
+    problem = problems()["nodes"]
+    result = compare(problem, 1, out=tmp_path, jobs=1, only=["constant", "gcn"])
+    assert plans[0] == ((1,), {"threads": 1})
+    assert result.table.data["init_args"]["num_parts"] == 3
+    assert not result.planned.left_out
 
 
 REFUSED = [
