@@ -82,6 +82,8 @@ _FOLDERS = {"node": "nodes", "graph": "graphs", "link": "links"}
 _POOLED = 1000
 # Nodes up to which a row that computes all pairs of nodes runs.
 _ALL_PAIRS = 12_000
+# Features of all rows together from which on a linear model may take as long as all networks.
+_MANY_NUMBERS = 100_000_000
 # Nodes from which on a graph trains in random parts of about so many nodes.
 _PART = 100_000
 
@@ -290,7 +292,7 @@ def _plan(
         if row.name not in reasons:
             settings = searches(short, row)[0].settings[0]
             runs.append((row.name, short.config(row, settings)))
-    runs.sort(key=lambda run: _turn(run[1]["module"]))
+    runs.sort(key=lambda run: _turn(problem, run[1]["module"]))
     costs = {}
     for (name, _), cost in timing(_timed, runs):
         if isinstance(cost, str):
@@ -331,11 +333,14 @@ def table_splits(problem: Problem) -> int:
     return 1 if mask.dim() == 1 else mask.size(1)
 
 
-def _turn(module: Config) -> int:
-    """Return when a row is timed: models of scikit-learn last, since one may take as long as all networks."""
+def _turn(problem: Problem, module: Config) -> int:
+    """Return when a row is timed: what takes little first, and models of scikit-learn that may take long last."""
     if "predictor" not in module:
         return 1
-    return 2 if module["predictor"]["class_path"].endswith("OnFeatures") else 0
+    model = module["predictor"].get("init_args", {}).get("model")
+    numbers = sum(graph.x.numel() for graph in problem.graphs)
+    slow = model == "boosting" or (model == "linear" and numbers > _MANY_NUMBERS)
+    return 2 if slow else 0
 
 
 def _timed(name: str, config: Config) -> Cost | str:
