@@ -205,11 +205,18 @@ def test_a_large_graph_trains_in_parts_in_one_process(
     monkeypatch.setattr(
         Workers, "restart", lambda self, *shape, **named: plans.append((shape, named))
     )
-    problem = problems()["nodes"]
+    number = torch.arange(60)
+    masks = (number % 3 == 0, number % 3 == 1, number % 3 == 2)
+    problem = replace(problems()["nodes"], split=masks)
     result = compare(problem, 1, out=tmp_path, jobs=1, only=["constant", "gcn"])
     assert plans[0] == ((1,), {"threads": 1})
     assert result.table.data["init_args"]["num_parts"] == 3
     assert not result.planned.left_out
+    assert "one split that came with the data" in result.report()
+    other = next(line for line in result.lines if line.row != result.best)
+    difference, error = result.behind(other) or (0.0, 0.0)
+    assert difference < -2 * error < 0
+    assert result.same == [result.best]
 
 
 REFUSED = [

@@ -75,7 +75,7 @@ def test_rows_that_are_no_worse_are_named_cheapest_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mean", "error", "same"), [(-1.0, 0.4, 1), (-1.0, 0.6, 2), (-1.0, math.nan, 2)]
+    ("mean", "error", "same"), [(-1.0, 0.4, 1), (-1.0, 0.6, 2), (-1.0, math.nan, 1)]
 )
 def test_two_standard_errors_are_a_difference(
     mean: float, error: float, same: int
@@ -83,3 +83,12 @@ def test_two_standard_errors_are_a_difference(
     rows = [line("best", 82.0), line("other", 81.0)]
     behind = {"best": None, "other": (mean, error)}
     assert len(findings.equals(rows[0], rows, behind)) == same
+
+
+def test_the_error_of_accuracies_is_that_of_drawn_test_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shares = torch.tensor([0.7, 0.9])
+    right = torch.rand(4000, 500, 2, generator=generator) < shares
+    accuracies = 100 * right.double().mean(1)
+    deviation = float(accuracies.diff(dim=1).std())
+    assert findings.accuracy_error(70.0, 90.0, 500) == pytest.approx(deviation, 0.05)

@@ -418,6 +418,13 @@ class Comparison:
             line.row: line.differences.get(best.row)
             for line in lines(against, self.records)
         }
+        if done == 1 and self.judged:
+            # A single split has no standard error over splits, but a number of test rows.
+            tested = self._test_rows()
+            for line in self.lines[1:]:
+                mean, _ = behind[line.row] or (0.0, 0.0)
+                error = findings.accuracy_error(best.score[0], line.score[0], tested)
+                behind[line.row] = (mean, error)
         self.best = best.row
         self.same = [line.row for line in findings.equals(best, self.lines, behind)]
         self._behind = behind
@@ -437,6 +444,19 @@ class Comparison:
         planned = Plan.load(files[2])
         table = planned.applied(table_of(problem, path, **made))
         return cls(problem, table, path, planned)
+
+    @property
+    def judged(self) -> bool:
+        """Whether differences have standard errors: over several splits, or of accuracies of the split of the data."""
+        if self.table.splits > 1:
+            return True
+        return self.problem.split is not None and self.table.metric.name == "acc"
+
+    def _test_rows(self) -> int:
+        assert self.problem.split is not None
+        test = self.problem.split[2]
+        column = test if test.dim() == 1 else test[:, 0]
+        return int((column & has_label(labels_of(self.problem))).sum())
 
     @property
     def improving(self) -> list[str]:

@@ -46,10 +46,19 @@ def equals(
             same.append(line)
         elif difference is not None:
             mean, error = difference
-            # A single split has no standard error, and shows no difference.
-            if math.isnan(error) or mean >= -2 * error:
+            # Without a standard error nothing is known.
+            if not math.isnan(error) and mean >= -2 * error:
                 same.append(line)
     return sorted(same, key=lambda line: line.seconds)
+
+
+def accuracy_error(one: float, other: float, rows: int) -> float:
+    """Return the standard error of the difference of two accuracies in % on so many test rows.
+
+    The mistakes of the two models are taken to be independent. Models that make the same ones differ by less chance.
+    """
+    variances = [score * (100 - score) / max(rows, 1) for score in (one, other)]
+    return math.sqrt(sum(variances))
 
 
 def warnings(problem: Problem, table: Table) -> list[str]:

@@ -35,13 +35,15 @@ def verdict(comparison: Comparison) -> str:
     table = comparison.table
     best = comparison.lines[0]
     text = f"**{best.title}** has the best validation score, and {spread(best.score, table.metric.digits)} on test."
+    if not comparison.judged:
+        return f"{text} A single split has no standard error, so which rows are no worse is not known."
     others = [name for name in comparison.same if name != best.row]
     if not others:
         return (
             f"{text} It is ahead of every other row by more than two standard errors."
         )
     titles = {line.row: line.title for line in comparison.lines}
-    text += " **No worse on test**, which is no more than two standard errors behind split by split: "
+    text += " **No worse on test**, which is no more than two standard errors behind: "
     text += f"{'; '.join(titles[name] for name in others)}."
     cheapest = comparison.same[0]
     if cheapest != best.row:
@@ -85,14 +87,22 @@ def how(comparison: Comparison) -> str:
         tuned = "by the validation rows of each split"
     else:
         tuned = "on 30 % of the labels, which no reported score uses"
+    if table.splits > 1:
+        means = f"Scores are means over {table.splits} splits {splits}, ± is the standard deviation over splits."
+        difference = "The difference from the best is taken split by split, ± is its standard error."
+    else:
+        means = f"Scores are of one split {splits}, which says nothing about other splits and initial weights."
+        difference = ""
+        if comparison.judged:
+            difference = "± of the difference from the best is its standard error by the number of test rows."
     sentences = [
-        f"Scores are means over {table.splits} splits {splits}, ± is the standard deviation over splits.",
+        means,
         f"Every row chose among {table.trials} settings {tuned}, and trained for at most {table.epochs} epochs.",
-        "The difference from the best is taken split by split, ± is its standard error.",
+        difference,
         "A test label was used once.",
         "Whether another search, more time or other features would change the order, this table does not say.",
     ]
-    return " ".join(sentences)
+    return " ".join(filter(None, sentences))
 
 
 def improving(comparison: Comparison) -> str:
