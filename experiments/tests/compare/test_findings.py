@@ -85,6 +85,28 @@ def test_two_standard_errors_are_a_difference(
     assert len(findings.equals(rows[0], rows, behind)) == same
 
 
+@pytest.mark.parametrize(
+    ("tested", "common"),
+    [
+        ([20, 20, 20], {0, 1, 2}),
+        ([20, 20, 7], {0, 1}),
+        # One slow row alone does not take splits from all others.
+        ([20, 19, 19], {0, 1, 2}),
+        ([3], {0}),
+        ([], set()),
+    ],
+)
+def test_a_split_counts_if_nearly_all_rows_were_tested_on_it(
+    tested: list[int], common: set[int]
+) -> None:
+    runs = [
+        {"split": split, "row": row}
+        for split, rows in enumerate(tested)
+        for row in range(rows)
+    ]
+    assert findings.common_splits(runs) == common
+
+
 def test_the_error_of_accuracies_is_that_of_drawn_test_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     shares = torch.tensor([0.7, 0.9])

@@ -26,6 +26,7 @@ from diffusion_mp_experiments.compare.data import (
     kept_split,
     labels_of,
     prepared,
+    split_of,
     target_scaling,
 )
 from diffusion_mp_experiments.compare.inputs import read
@@ -378,6 +379,7 @@ class Comparison:
     Attributes:
         problem: the data.
         planned: the budget, and the rows that were left out with the reasons.
+        splits: numbers of the splits that nearly all rows were tested on; others were not reached.
         lines: what every row came to, the best validation score first.
         best: name of the row with the best validation score.
         same: names of the rows that are no worse by their test scores, cheapest first; `best` is one of them.
@@ -397,10 +399,18 @@ class Comparison:
         sign = self.table.metric.sign
         self._harness = Harness(self.table, self.folder)
         # What the time has ended is not lost: fewer settings or splits are better than none.
-        self.records = [
+        records = [
             record
             for row in self.table.rows
             for record in self._harness.results(row, partly=True)
+        ]
+        runs = [record for record in records if record["kind"] == "run"]
+        self.splits = findings.common_splits(runs)
+        # Scores of other splits would not compare with these.
+        self.records = [
+            record
+            for record in records
+            if record["kind"] != "run" or record["split"] in self.splits
         ]
         found = lines(self.table, self.records)
         self.lines = sorted(found, key=lambda line: -sign * line.validation)
@@ -410,15 +420,14 @@ class Comparison:
                 "the same out and more minutes."
             )
         # A row that was stopped before its last split is no winner.
-        done = max(line.splits for line in self.lines)
-        self.lines.sort(key=lambda line: line.splits < done)
+        self.lines.sort(key=lambda line: line.splits < len(self.splits))
         best = self.lines[0]
         against = replace(self.table, baselines=[best.row])
         behind = {
             line.row: line.differences.get(best.row)
             for line in lines(against, self.records)
         }
-        if done == 1 and self.judged:
+        if len(self.splits) == 1 and self.judged:
             # A single split has no standard error over splits, but a number of test rows.
             tested = self._test_rows()
             for line in self.lines[1:]:
@@ -447,16 +456,16 @@ class Comparison:
 
     @property
     def judged(self) -> bool:
-        """Whether differences have standard errors: over several splits, or of accuracies of the split of the data."""
-        if self.table.splits > 1:
-            return True
-        return self.problem.split is not None and self.table.metric.name == "acc"
+        """Whether differences have standard errors: over several splits, or of accuracies of a single one."""
+        return len(self.splits) > 1 or self.table.metric.name == "acc"
 
     def _test_rows(self) -> int:
-        assert self.problem.split is not None
-        test = self.problem.split[2]
-        column = test if test.dim() == 1 else test[:, 0]
-        return int((column & has_label(labels_of(self.problem))).sum())
+        options = self.table.data["init_args"]
+        (number,) = self.splits
+        split = split_of(
+            self.problem, number, options["seed"], False, options["pooled"]
+        )
+        return int(split.test.sum())
 
     @property
     def improving(self) -> list[str]:

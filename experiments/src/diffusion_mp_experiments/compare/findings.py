@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,13 +13,15 @@ from torch_geometric.utils import homophily
 from diffusion_mp_experiments.compare.data import labels_of, split_of
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.reproduce.report import Estimate, Line
-from diffusion_mp_experiments.reproduce.table import Table
+from diffusion_mp_experiments.reproduce.table import Record, Table
 from diffusion_mp_experiments.train.datamodules import has_label
 
 # A constant that is right so often hides what a model does for the other classes.
 _IMBALANCED = 0.7
 # More rows than these are not sorted to look for duplicates.
 _MOST_ROWS = 200_000
+# Share of the rows that have to be tested on a split before it counts.
+_NEARLY = 0.9
 # A single column that tells the classes so well is probably the label itself.
 _LEAK = 0.999
 
@@ -50,6 +53,13 @@ def equals(
             if not math.isnan(error) and mean >= -2 * error:
                 same.append(line)
     return sorted(same, key=lambda line: line.seconds)
+
+
+def common_splits(runs: Sequence[Record]) -> set[int]:
+    """Return the splits that nearly as many rows were tested on as on any: those that the time has ended are not."""
+    counts = Counter(run["split"] for run in runs)
+    most = max(counts.values(), default=0)
+    return {split for split, count in counts.items() if count >= _NEARLY * most}
 
 
 def accuracy_error(one: float, other: float, rows: int) -> float:

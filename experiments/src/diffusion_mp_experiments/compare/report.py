@@ -53,7 +53,7 @@ def verdict(comparison: Comparison) -> str:
 
 def scores(comparison: Comparison) -> str:
     digits = comparison.table.metric.digits
-    most = comparison.lines[0].splits
+    most = len(comparison.splits)
     rows = []
     for line in comparison.lines:
         title = line.title
@@ -87,14 +87,17 @@ def how(comparison: Comparison) -> str:
         tuned = "by the validation rows of each split"
     else:
         tuned = "on 30 % of the labels, which no reported score uses"
-    if table.splits > 1:
-        means = f"Scores are means over {table.splits} splits {splits}, ± is the standard deviation over splits."
+    number = len(comparison.splits)
+    if number > 1:
+        means = f"Scores are means over {number} splits {splits}, ± is the standard deviation over splits."
         difference = "The difference from the best is taken split by split, ± is its standard error."
     else:
         means = f"Scores are of one split {splits}, which says nothing about other splits and initial weights."
         difference = ""
         if comparison.judged:
             difference = "± of the difference from the best is its standard error by the number of test rows."
+    if number < table.splits:
+        means += f" The time ended before all rows were tested on all {table.splits} splits of the plan."
     sentences = [
         means,
         f"Every row chose among {table.trials} settings {tuned}, and trained for at most {table.epochs} epochs.",
