@@ -135,8 +135,8 @@ class _Weights(Buffers):
     ) -> Tensor:
         """Return Σ_j w_ij v_j, add Σ_j w_ij to ``total``; a tile of a symmetric w serves its rows and its columns."""
         symmetric = symmetric and self.mask is None
-        # Contiguous, unlike v with several heads: products are written in less time. The first tile of every row writes,
-        # and the others add: see `_add_product`.
+        # Contiguous, unlike v with several heads, so that products are written in less time.
+        # The first tile of every row writes, and the others add: see `_add_product`.
         sums = v.new_empty(v.shape)
         for rows, cols in _tiles(self.q, symmetric):
             w, _ = self.tile(rows, cols)
