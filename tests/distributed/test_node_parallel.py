@@ -25,7 +25,7 @@ from diffusion_mp import (
     SimpleDiffusivity,
     auxiliary_loss,
 )
-from diffusion_mp.couplings import Sums
+from diffusion_mp.couplings import ReweightedCoupling, Sums, UniformCoupling
 from diffusion_mp.diagnostics import posterior_variance
 from diffusion_mp.diffusivities import (
     GaussianDiffusivity,
@@ -398,6 +398,15 @@ def attention_on_uneven_parts():
             )
         for ours, theirs in zip(*results, strict=True):
             assert error(ours, theirs[graph.rows], theirs) < 1e-12
+    weights = torch.rand(graph.num_nodes, 1, dtype=torch.float64)
+    local = UniformCoupling(graph.num_nodes)
+    for column in (None, weights):
+        # Nothing tells which weights the columns of other ranks have.
+        reweighted = ReweightedCoupling(
+            local, weights, column, row_stochastic=column is not None
+        )
+        with pytest.raises(TypeError, match="ReweightedCoupling can not be taken"):
+            graph.share(reweighted)
 
 
 def test_all_pairs_of_parts_of_different_size(tmp_path):

@@ -260,8 +260,12 @@ class ShardedGraph(GraphPart):
                 self.share(coupling.coupling),
                 nonnegative=coupling.nonnegative,
             )
-        # The sums of rows are those of the part, and are found again.
-        if isinstance(coupling, ReweightedCoupling) and coupling.row_stochastic:
+        # The sums of rows are those of the part, and are found again. They say nothing about weights of columns.
+        if (
+            isinstance(coupling, ReweightedCoupling)
+            and coupling.row_stochastic
+            and coupling.column is None
+        ):
             return row_normalized(self.share(coupling.coupling))
         raise TypeError(
             f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges, "
