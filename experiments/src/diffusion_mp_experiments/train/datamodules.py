@@ -40,9 +40,10 @@ Loaded = TypeVar("Loaded")
 def read_once(load: Callable[..., Loaded], *args: Any) -> Loaded:
     """Return `load(*args)`, kept for later calls: a process trains many models on one data set."""
     try:
-        return _kept(load, *args)
+        hash(args)
     except TypeError:
         return load(*args)  # which says what is wrong with a list, say
+    return _kept(load, *args)
 
 
 @lru_cache(4)
