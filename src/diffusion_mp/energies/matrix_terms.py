@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from types import NoneType
 from typing import cast
 
@@ -93,14 +94,26 @@ class MatrixTerm(RowTerm, SharedTerm):
                 raise ValueError(
                     f"norms must be [{heads}], one per relation; got {checks.describe(norms)}."
                 )
-        self.forward = coupling
         self.matrix = matrix
         self.hops = hops
-        # Entries cannot be examined while torch traces: without a promise, both products
-        # are taken.
-        mutual = (symmetric or matrix is None or matrix.dim() == 2) and (
-            coupling.symmetric if values_only(captured=True) else coupling.T is coupling
-        )
+        symmetric = symmetric or matrix is None or matrix.dim() == 2
+        part = None
+        # A subclass may multiply in its own way.
+        if symmetric and hops == 1 and type(coupling) is SparseCoupling:
+            # One product with the symmetric part takes less time than two.
+            part = coupling.symmetric_part()
+        if part is not None:
+            coupling = part
+            mutual = True
+        else:
+            # Entries cannot be examined while torch traces: without a promise, both products
+            # are taken.
+            mutual = symmetric and (
+                coupling.symmetric
+                if values_only(captured=True)
+                else coupling.T is coupling
+            )
+        self.forward = coupling
         self.backward = None if mutual else coupling.T
         reach = self._reach(coupling)
         if self.backward is not None:
@@ -115,17 +128,26 @@ class MatrixTerm(RowTerm, SharedTerm):
 
     def _reach(self, coupling: Coupling) -> Float[Tensor, "N R"]:
         """Return |A|^h 1 in double, since a limit is solved there. If it were rounded, D − A would leak constants."""
-        if isinstance(coupling, SparseCoupling):
-            weight = coupling.weight.double()
-            # A graph that was not validated may break the promise, but promised zeros
-            # keep their one-sided gradient.
-            if coupling.nonnegative:
-                weight = torch.where(weight < 0, -weight, weight)
-            else:
-                weight = weight.abs()
-            coupling = SparseCoupling(
-                coupling.graph, weight, nonnegative=True, _checked=True
-            )
+        if not isinstance(coupling, SparseCoupling):
+            return self._row_sums(coupling)
+        sizes = partial(self._sizes, coupling)
+        if coupling.own:
+            return coupling.graph.derived(("reach", self.hops), sizes)
+        return sizes()
+
+    def _sizes(self, coupling: SparseCoupling) -> Float[Tensor, "N R"]:
+        weight = coupling.weight.double()
+        # A graph that was not validated may break the promise, but promised zeros
+        # keep their one-sided gradient.
+        if coupling.nonnegative:
+            weight = torch.where(weight < 0, -weight, weight)
+        else:
+            weight = weight.abs()
+        return self._row_sums(
+            SparseCoupling(coupling.graph, weight, nonnegative=True, _checked=True)
+        )
+
+    def _row_sums(self, coupling: Coupling) -> Float[Tensor, "N R"]:
         # Row sums of the power, by a product for each further hop: no power of A is stored.
         reached = coupling.exact_degree(torch.float64)
         for _ in range(self.hops - 1):

@@ -21,6 +21,7 @@ from diffusion_mp.graph.ops import (
     compress,
     detached_mean_rows,
     is_symmetric,
+    symmetric_entries,
     walk_pairs,
 )
 from diffusion_mp.graph.part_edge_index import PartEdgeIndex
@@ -538,9 +539,16 @@ class Graph:
         )
 
     def _and_loops(self, weight: Tensor | None, full_degree: Tensor | None) -> Graph:
-        """Return all edges and a loop at every node, ordered by target, so that no product has to order weights."""
+        """Return all edges and a loop at every node."""
         nodes = torch.arange(self.num_nodes, device=self.edges.device)
-        source, target = torch.cat([self.edges, nodes.expand(2, -1)], 1)
+        edges = torch.cat([self.edges, nodes.expand(2, -1)], 1)
+        return self._by_target(edges, weight, full_degree)
+
+    def _by_target(
+        self, edges: Tensor, weight: Tensor | None, full_degree: Tensor | None
+    ) -> Graph:
+        """Return a graph of other edges, ordered by target, so that no product has to order weights."""
+        source, target = edges
         ptr, order, other = compress(target, source, self.num_nodes)
         edges = torch.stack([other.long(), target.index_select(0, order)])
         if weight is not None:
@@ -585,7 +593,22 @@ class Graph:
             # Both directions of the symmetric part have the mean of the two degrees.
             degree = degree.mean(1, keepdim=True).expand(-1, 2)
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
-        return self._with_edges(both, torch.cat([weight, weight]) * 0.5, degree)
+        return self._by_target(both, torch.cat([weight, weight]) * 0.5, degree)
+
+    def symmetric_part(self) -> Graph | None:
+        """Return ½(A + Aᵀ) with every pair of nodes once; ``None`` if weights are learned or there are no values."""
+        if self._learned or not values_only(captured=True):
+            return None
+        return self.derived("symmetric part", self._merged)
+
+    def _merged(self) -> Graph:
+        edges, weight = symmetric_entries(
+            self.edges, self._edge_weights(), self.num_nodes
+        )
+        graph = self._with_edges(edges, weight)
+        # By source the entries are the same as by target, so that a gradient has nothing to sort either.
+        graph.csc.parts = graph.csr.parts
+        return graph
 
     def with_weights(self, weight: Float[Tensor, " E"]) -> Graph:
         graph = self._with_edges(self.edges, weight)

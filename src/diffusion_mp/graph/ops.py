@@ -236,13 +236,37 @@ def entries_at(
 def is_symmetric(edge_index: Tensor, weight: Tensor, num_nodes: int) -> bool:
     """Return whether a_ij = a_ji for all pairs and heads of weights [E, H], up to rounding; O(E log E)."""
     with torch.no_grad():
-        both = torch.cat([edge_index, edge_index.flip(0)], 1)
-        forth, back = entries_at(both, edge_index, weight, num_nodes).chunk(2)
+        keys, place = _both_ways(edge_index, num_nodes)
+        along, against = place.chunk(2)
+        zeros = weight.new_zeros(len(keys), weight.size(1))
+        forth = zeros.index_add(0, along, weight)
+        back = zeros.index_add(0, against, weight)
         scale = float(forth.abs().max()) if len(forth) else 0.0
         # Weights divided by degrees agree up to single precision; an infinite weight tells nothing.
         return math.isfinite(scale) and torch.allclose(
             forth, back, rtol=1e-5, atol=1e-6 * scale
         )
+
+
+def symmetric_entries(
+    edge_index: Tensor, weight: Tensor, num_nodes: int
+) -> tuple[Tensor, Tensor]:
+    """Return the edges of ½(A + Aᵀ), each pair once and ordered by target, and their weights; O(E log E)."""
+    keys, place = _both_ways(edge_index, num_nodes)
+    half = weight * 0.5
+    entries = half.new_zeros(len(keys)).index_add(0, place, torch.cat([half, half]))
+    target = keys.div(max(num_nodes, 1), rounding_mode="floor")
+    return torch.stack([keys - target * num_nodes, target]), entries
+
+
+def _both_ways(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """Return the pairs of nodes that an edge joins in either direction, and the place of all edges and of all reversed.
+
+    A pair is one number, by which the pairs are ordered: the target, and then the source.
+    """
+    source, target = edge_index
+    pairs = torch.cat([target * num_nodes + source, source * num_nodes + target])
+    return torch.unique(pairs, return_inverse=True)
 
 
 class Compressed:
