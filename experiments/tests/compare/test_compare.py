@@ -18,6 +18,7 @@ from diffusion_mp_experiments.compare.comparison import (
     table_folder,
     table_of,
 )
+from diffusion_mp_experiments.compare.plan import Plan
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.compare.report import hurried
 from diffusion_mp_experiments.reproduce.harness import searches
@@ -119,7 +120,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for a, b in data.edge_index.t().tolist():
             if a < b:
                 writer.writerow([f"node {a}", f"node {b}"])
-    command = ["compare", str(source), "--out", str(out), "--minutes", "2"]
+    command = ["compare", str(source), "--out", str(out), "--minutes", "1"]
     assert main([*command, "--jobs", "1", "--only", *ROWS]) == 0
     return out
 
@@ -175,7 +176,7 @@ def test_a_comparison_goes_on_with_its_plan(folder: Path) -> None:
     assert "before all settings were tried" in hurried(shorter)
     (folder / "runs.jsonl").write_text(kept)
     problem = Problem.load(folder / "problem.npz")
-    compare(problem, 2, out=folder, jobs=1, only=ROWS)
+    compare(problem, 1, out=folder, jobs=1, only=ROWS)
     after = [
         json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()
     ]
@@ -195,6 +196,25 @@ def test_a_comparison_goes_on_with_its_plan(folder: Path) -> None:
     again = (folder / "report.md").read_text("utf-8")
     for line in without_seconds:
         assert line in again
+
+
+def test_time_that_is_left_is_used_and_more_minutes_go_on(tmp_path: Path) -> None:
+    problem = problems()["nodes"]
+    options = {"out": tmp_path, "jobs": 1, "only": ROWS}
+    # A plan that has left a row out which takes no longer than the others.
+    first = Plan(3, 2, 10, {"gcn": "too slow"}, {"gcn": 0.1}, minutes=0.5, seconds=27.0)
+    first.save(tmp_path / "plan.json")
+    result = compare(problem, 0.5, **options)
+    planned = result.planned
+    assert not planned.left_out
+    assert planned.splits * planned.trials > 6
+    assert {line.splits for line in result.lines} == {planned.splits}
+    # As many minutes change nothing, and more go on.
+    assert compare(problem, 0.5, **options).planned == replace(planned, seconds=0.0)
+    plain = (tmp_path / "runs.jsonl").read_text().splitlines()
+    larger = compare(problem, 1, **options).planned
+    assert larger.splits * larger.trials > planned.splits * planned.trials
+    assert (tmp_path / "runs.jsonl").read_text().splitlines()[: len(plain)] == plain
 
 
 def test_a_large_graph_trains_in_parts_in_one_process(

@@ -11,6 +11,7 @@ from diffusion_mp_experiments.compare.plan import (
     TRIALS,
     Cost,
     Plan,
+    grown,
     plan,
 )
 from diffusion_mp_experiments.packaged import configs_folder
@@ -84,6 +85,42 @@ def test_there_are_no_more_splits_than_the_data_have() -> None:
 def test_no_row_fits() -> None:
     with pytest.raises(ValueError, match="minutes must be enough for a row"):
         plan(table(), {"gcn": Cost(1e6, 1e6)}, 60, 10)
+
+
+LEFT = Plan(
+    3, 2, 100, {"transformer": "too slow", "sfi": "all pairs"}, {"transformer": 4.0}
+)
+TIMES = {"constant": 0.1, "gcn": 1.0}
+
+
+def test_a_finished_plan_takes_rows_back_before_it_grows() -> None:
+    # Of two trials on three splits the row trains nine times.
+    almost = grown(LEFT, table("nested"), TIMES, 9 * 4.0, 10)
+    assert "transformer" in almost.left_out
+    back = grown(LEFT, table("nested"), TIMES, 9 * 4.0 / 0.85 + 0.1, 10)
+    assert back == replace(LEFT, left_out={"sfi": "all pairs"}, waiting={})
+    # A row that was not measured yet costs as much as was planned.
+    more = grown(LEFT, table("nested"), TIMES, 300, 10)
+    assert more.splits * more.trials > 6
+    assert more.left_out == {"sfi": "all pairs"}
+
+
+def test_a_finished_plan_grows_by_what_fits_and_keeps_its_epochs() -> None:
+    planned = replace(LEFT, left_out={}, waiting={})
+    times = {**TIMES, "transformer": 4.0}
+    for seconds in (0, 10, 40, 100, 400, 1e4):
+        larger = grown(planned, table("nested"), times, seconds, 10)
+        before, after = planned.splits * planned.trials, larger.splits * larger.trials
+        assert (seconds >= 40) == (after > before)
+        assert larger.epochs == 100
+        assert larger.splits >= 3
+        assert larger.trials >= 2
+        # Settings of every split, and again the best ones of the splits that were there.
+        again = 3 if larger.trials > 2 else 0
+        runs = larger.splits * (larger.trials + 1) - 9 + again
+        constant = larger.splits - 3
+        assert 5.0 * runs + 0.1 * constant <= 0.85 * seconds + 1e-9 or larger == planned
+    assert grown(planned, table("nested"), times, 1e4, 3).splits == 3
 
 
 def test_a_plan_is_kept(tmp_path: Path) -> None:

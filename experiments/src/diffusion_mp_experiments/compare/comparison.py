@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,17 +37,19 @@ from diffusion_mp_experiments.compare.plan import (
     TIMED,
     Cost,
     Plan,
+    grown,
     plan,
 )
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.compare.report import markdown
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.packaged import configs_folder
-from diffusion_mp_experiments.reproduce.harness import Harness, alone_in, searches
+from diffusion_mp_experiments.reproduce.harness import Harness, alone_in, key, searches
 from diffusion_mp_experiments.reproduce.report import Line, best_trial, lines
 from diffusion_mp_experiments.reproduce.table import (
     Config,
     Metric,
+    Record,
     Row,
     Table,
     load_table,
@@ -258,20 +261,32 @@ def _compared(
     path = folder / "plan.json"
     # The rest is for the model that is kept, and for pictures.
     end = start + _TRAINED * seconds
-    if not path.is_file():
+    minutes = seconds / 60
+    if path.is_file():
+        planned = Plan.load(path)
+        if minutes > planned.minutes:
+            more = 60 * (minutes - planned.minutes) * workers.jobs
+            planned = replace(planned, minutes=minutes, seconds=planned.seconds + more)
+    else:
         timing = workers.until(start + _TIMING * seconds, start + _TIMED_LAST * seconds)
-        _plan(problem, table, timing, workers.jobs, end).save(path)
-    planned = Plan.load(path)
+        planned = _plan(problem, table, timing, workers.jobs, end)
+        planned = replace(planned, minutes=minutes)
+    finished = False
+    while not finished:
+        planned.save(path)
+        begun = time.monotonic()
+        harness, new = _made(planned.applied(table), folder, workers, end)
+        now = time.monotonic()
+        # What a process does beside training, such as reading data, counts too.
+        trained = sum(record["seconds"] for record in new)
+        beside = (workers.jobs * (now - begun) - trained) / max(len(new), 1)
+        left = workers.jobs * (end - now)
+        larger = _grown(planned, table, harness, beside, left, table_splits(problem))
+        finished = larger == planned
+        planned = larger
+    # So that a later call with as many minutes makes the same table.
+    replace(planned, seconds=0.0).save(path)
     table = planned.applied(table)
-    # However long the search takes, all rows are then trained for their test scores.
-    now = time.monotonic()
-    searched = now + search_share(table) * (end - now)
-    Harness(
-        table,
-        folder,
-        train_each=workers.until(end),
-        search_each=workers.until(searched, (searched + end) / 2),
-    ).make(table.rows)
     result = Comparison(problem, table, folder, planned)
     # A moment is left for the pictures.
     result.keep(start + _KEPT * seconds)
@@ -316,14 +331,64 @@ def _plan(
     return replace(planned, left_out={**reasons, **planned.left_out})
 
 
-def search_share(table: Table) -> float:
-    """Return the share of the trainings of a table that choose settings."""
-    trials = sum(
-        len(search.settings) * len(search.splits)
-        for row in table.rows
-        for search in searches(table, row)
-    )
-    return trials / (trials + len(table.rows) * table.splits)
+def _made(
+    table: Table, folder: Path, workers: Workers, end: float
+) -> tuple[Harness, list[Record]]:
+    """Train what a table lacks until the time `end`; return everything that was done, and what is new."""
+    harness = Harness(table, folder, train_each=workers.until(end))
+    before = len(harness.done)
+    # However long the search takes, all rows are then trained for their test scores.
+    now = time.monotonic()
+    searched = now + search_share(harness) * (end - now)
+    harness.search_each = workers.until(searched, (searched + end) / 2)
+    harness.make(table.rows)
+    return harness, list(harness.done.values())[before:]
+
+
+def search_share(harness: Harness) -> float:
+    """Return the share of the trainings that are left which choose settings."""
+    table = harness.table
+    found = [search for row in table.rows for search in searches(table, row)]
+    left = [
+        sum(
+            key(planned) not in harness.done for _, (planned, _) in harness.trials(each)
+        )
+        for each in found
+    ]
+    # A search that goes on may choose other settings than before.
+    trained = sum(number > 0 for number in left)
+    if not table.nested:
+        trained *= table.splits
+    return sum(left) / max(sum(left) + trained, 1)
+
+
+def _grown(
+    planned: Plan,
+    table: Table,
+    harness: Harness,
+    beside: float,
+    seconds: float,
+    most_splits: int,
+) -> Plan:
+    """Return the plan with the larger budget for which time is left.
+
+    Args:
+        planned: a plan that may be finished.
+        table: all rows.
+        harness: what was trained.
+        beside: seconds that a process needs for a run beside its training.
+        seconds: seconds of all processes until the end.
+        most_splits: number of splits that there are.
+    """
+    times = defaultdict(list)
+    for record in harness.done.values():
+        times[record["row"]].append(record["seconds"] + beside)
+    left = min(planned.seconds - sum(map(sum, times.values())), seconds)
+    # A row that was not trained at all is one that the time has ended.
+    if left <= 0 or any(row.name not in times for row in harness.table.rows):
+        return planned
+    costs = {name: statistics.fmean(each) for name, each in times.items()}
+    return grown(planned, table, costs, left, most_splits)
 
 
 def table_splits(problem: Problem) -> int:

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from diffusion_mp_experiments.reproduce.table import Row, Table
@@ -44,12 +44,25 @@ def patience(epochs: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """The budget of a comparison, and the rows that do not fit into it with the reasons."""
+    """The budget of a comparison, and the rows that do not fit into it with the reasons.
+
+    Attributes:
+        splits: number of splits.
+        trials: number of settings that every row chooses from.
+        epochs: most epochs of a training.
+        left_out: the rows that are not compared, with the reasons.
+        waiting: seconds of a training of those that only the time leaves out.
+        minutes: minutes of the comparison.
+        seconds: seconds of all processes together, from which the plan may still grow.
+    """
 
     splits: int
     trials: int
     epochs: int
     left_out: dict[str, str]
+    waiting: dict[str, float] = field(default_factory=dict)
+    minutes: float = 0.0
+    seconds: float = 0.0
 
     def applied(self, table: Table) -> Table:
         """Return the table with this budget and without the rows that are left out."""
@@ -95,17 +108,11 @@ def plan(
     """
     rows = [row for row in table.rows if row.name in costs]
     left_out: dict[str, str] = {}
-    budgets = list(
-        itertools.product({min(n, most_splits) for n in SPLITS}, TRIALS, choices)
-    )
+    waiting: dict[str, float] = {}
+    budgets = _budgets(most_splits, choices)
 
     def needed(row: Row, splits: int, trials: int, epochs: int) -> float:
         return _runs(table, row, splits, trials) * costs[row.name].of(epochs)
-
-    def worth(budget: tuple[int, int, int]) -> float:
-        splits, trials, epochs = map(math.log, budget)
-        # A model that is not trained to its end says less than one whose settings are not the best.
-        return splits + trials + 3 * epochs
 
     while rows:
         fitting = [
@@ -114,7 +121,10 @@ def plan(
             if sum(needed(row, *budget) for row in rows) <= _USED * seconds
         ]
         if fitting:
-            return Plan(*max(fitting, key=lambda each: (worth(each), each)), left_out)
+            splits, trials, epochs = max(fitting, key=_worth)
+            for name in left_out:
+                waiting[name] = costs[name].of(epochs)
+            return Plan(splits, trials, epochs, left_out, waiting, seconds=seconds)
         fewest = min(budgets)
         least = {row.name: needed(row, *fewest) for row in rows}
         slowest = max(rows, key=lambda row: least[row.name])
@@ -126,6 +136,74 @@ def plan(
     raise ValueError(
         "minutes must be enough for a row at least; none fits. Give more minutes."
     )
+
+
+def grown(
+    planned: Plan,
+    table: Table,
+    costs: Mapping[str, float],
+    seconds: float,
+    most_splits: int,
+) -> Plan:
+    """Return the largest budget of as many epochs that fits into the seconds that a finished plan has left.
+
+    Trainings often end before the epoch that a plan expects. Rows that only the time has left out come back first, the
+    fastest before the others; then splits and settings become more. Whatever was trained stays.
+
+    Args:
+        planned: the finished plan.
+        table: all rows.
+        costs: seconds of a training of each compared row, as measured.
+        seconds: seconds of all processes together.
+        most_splits: number of splits that there are.
+    """
+    costs = {**planned.waiting, **costs}
+    left = _USED * seconds
+    left_out = dict(planned.left_out)
+    waiting = dict(planned.waiting)
+    for name in sorted(waiting, key=lambda each: waiting[each]):
+        runs = _runs(table, table.row(name), planned.splits, planned.trials)
+        if runs * costs[name] > left:
+            break
+        left -= runs * costs[name]
+        del left_out[name], waiting[name]
+    rows = [row for row in table.rows if row.name not in left_out]
+
+    def added(splits: int, trials: int) -> float:
+        total = 0.0
+        for row in rows:
+            runs = _runs(table, row, splits, trials)
+            runs -= _runs(table, row, planned.splits, planned.trials)
+            if trials > planned.trials:
+                # Other settings may turn out best, and are then trained again.
+                runs += planned.splits
+            total += runs * costs[row.name]
+        return total
+
+    larger = [
+        budget
+        for budget in _budgets(most_splits, [planned.epochs])
+        if budget[0] >= planned.splits
+        and budget[1] >= planned.trials
+        and added(*budget[:2]) <= left
+    ]
+    same = (planned.splits, planned.trials, planned.epochs)
+    splits, trials, _ = max([same, *larger], key=_worth)
+    return replace(
+        planned, splits=splits, trials=trials, left_out=left_out, waiting=waiting
+    )
+
+
+def _budgets(most_splits: int, choices: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return all numbers of splits, trials and epochs to choose from."""
+    splits = {min(n, most_splits) for n in SPLITS}
+    return list(itertools.product(splits, TRIALS, choices))
+
+
+def _worth(budget: tuple[int, int, int]) -> tuple[float, tuple[int, int, int]]:
+    splits, trials, epochs = map(math.log, budget)
+    # A model that is not trained to its end says less than one whose settings are not the best.
+    return splits + trials + 3 * epochs, budget
 
 
 def _runs(table: Table, row: Row, splits: int, trials: int) -> int:

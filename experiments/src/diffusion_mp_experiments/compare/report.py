@@ -102,7 +102,7 @@ def how(comparison: Comparison) -> str:
         means,
         f"Every row chose among {table.trials} settings {tuned}, and trained for at most {table.epochs} epochs.",
         difference,
-        "A test label was used once.",
+        "Test labels chose nothing.",
         "Whether another search, more time or other features would change the order, this table does not say.",
     ]
     return " ".join(filter(None, sentences))
