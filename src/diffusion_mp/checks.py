@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial, wraps
-from inspect import signature
+from inspect import Parameter, signature
 from operator import index
 from shlex import quote
 from types import NoneType, UnionType
@@ -264,7 +264,12 @@ def checked(function: Function) -> Function:
     An annotation is checked if it is one of the types above, ``bool``, a ``Literal``, or a class of modules or of this
     library, each possibly ``None``. All constructors of modules are decorated like this (`Saved`).
     """
-    names = list(signature(function).parameters)
+    # Without ``*args``, whose values are no single argument.
+    names = [
+        name
+        for name, parameter in signature(function).parameters.items()
+        if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
+    ]
 
     @cache
     def checks() -> dict[str, Check]:

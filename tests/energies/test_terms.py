@@ -238,6 +238,55 @@ def test_diagonals_equal_diagonal_matrices(
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("form", ["full", "diagonal", "identity"])
+def test_a_directed_graph_takes_one_product_with_its_symmetric_part(form: str) -> None:
+    # Parallel edges, an edge both ways, and a loop.
+    source = torch.tensor([0, 0, 1, 2, 3, 3, 4, 6])
+    target = torch.tensor([1, 1, 0, 4, 3, 5, 6, 2])
+    weight = torch.rand(8, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+    graph = Graph(NODES, torch.stack([source, target]), weight)
+    shape = (1, CHANNELS, CHANNELS) if form == "full" else (1, CHANNELS)
+    drawn = random(*shape)
+    z, pull = random(2, NODES, 1, CHANNELS)
+    found = []
+    # Weights that are not the graph's own take two products, as matrices without the promise do.
+    for coupling in (SparseCoupling(graph), SparseCoupling(graph, weight.clone())):
+        state, leaf = leaves = [x.clone().requires_grad_() for x in (z, drawn)]
+        matrix = leaf if form == "diagonal" else (leaf + leaf.mT) / 2
+        if form == "identity":
+            matrix = None
+            leaves.pop()
+        term = MatrixTerm(coupling, matrix, symmetric=True)
+        half = term.half_gradient(state, graph)
+        results = (term.value(state, graph), half, term.bound(state, graph))
+        total = results[0] + (pull * half).sum() + results[2].square().sum()
+        found.append([*results, *torch.autograd.grad(total, leaves)])
+        assert (term.backward is None) == coupling.own
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+    term = MatrixTerm(SparseCoupling(graph), None)
+    dense = SparseCoupling(graph).to_dense()
+    torch.testing.assert_close(term.forward.to_dense(), (dense + dense.mT) / 2)
+    # Kept by the graph until a weight changes.
+    assert MatrixTerm(SparseCoupling(graph), None).forward.graph is term.forward.graph
+    weight[0] += 1
+    changed = MatrixTerm(SparseCoupling(graph), None)
+    dense = SparseCoupling(graph).to_dense()
+    torch.testing.assert_close(changed.forward.to_dense(), (dense + dense.mT) / 2)
+    assert not torch.equal(changed.degree, term.degree)
+
+
+def test_learned_weights_of_a_graph_get_gradients_through_the_symmetric_part() -> None:
+    weight = torch.rand(24, dtype=DOUBLE).requires_grad_()
+    graph = term_graph()
+    z = random(NODES, 1, CHANNELS)
+    term = MatrixTerm(SparseCoupling(Graph(NODES, graph.edges, weight)), None)
+    (grad,) = torch.autograd.grad(term.value(z, graph), [weight])
+    plain = MatrixTerm(SparseCoupling(Graph(NODES, graph.edges), weight), None)
+    torch.testing.assert_close(
+        grad, torch.autograd.grad(plain.value(z, graph), [weight])[0]
+    )
+
+
 def test_without_matrices_the_identity_is_meant() -> None:
     graph = term_graph()
     z = random(NODES, 1, CHANNELS)

@@ -17,7 +17,7 @@ from diffusion_mp.couplings.shapes import Entries, Features, Pairs, Values
 from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels import log_linear_attention as kernels
 from diffusion_mp.runtime.cache import cached_property
-from diffusion_mp.runtime.precision import wide_dtype
+from diffusion_mp.runtime.precision import finite_shift, wide_dtype
 
 
 class LogTerms(NamedTuple):
@@ -31,7 +31,7 @@ class LogTerms(NamedTuple):
     @property
     def heaviest(self) -> Float[Tensor, "N H 1"]:
         """The largest log weight of every sender, in double precision and detached; 0 for a sender of weight zero."""
-        return _finite(self.col_shift.detach().double().amax(2, keepdim=True))
+        return finite_shift(self.col_shift.detach().double().amax(2, keepdim=True))
 
     def around(self, most: Float[Tensor, "M H F"]) -> LogTerms:
         """Return terms with the same entries after row normalisation, and with logarithms of at most about zero.
@@ -39,7 +39,7 @@ class LogTerms(NamedTuple):
         ``most`` is about max_j (log ψ_jr + max_s b_js) of the graph, either for all nodes or for each node.
         """
         dtype = wide_dtype(self.log_query.dtype)
-        most = _finite(most)
+        most = finite_shift(most)
         # In double precision, since small differences of large logarithms decide.
         log_query = self.log_query.double() + most
         # A factor of a row cancels in the division by its sum, so its largest feature becomes one.
@@ -58,11 +58,6 @@ class LogTerms(NamedTuple):
         return kernels.log_linear_entries(
             edge_index, self.log_query, self.log_key
         ) + shifts.logsumexp(2)
-
-
-def _finite(shift: Tensor) -> Tensor:
-    """Replace −∞ by zero, since −∞ − (−∞) is NaN."""
-    return shift.masked_fill(shift == -torch.inf, 0.0)
 
 
 class LogLowRankCoupling(PooledCoupling):

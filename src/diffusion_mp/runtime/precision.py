@@ -66,6 +66,11 @@ def exp_(x: Tensor, most: float = math.inf) -> Tensor:
     return x.clamp_(-limit, min(limit, most)).exp_()
 
 
+def finite_shift(shift: Tensor) -> Tensor:
+    """Replace −∞, the maximum of nothing, by zero: −∞ − (−∞) is NaN."""
+    return shift.masked_fill(shift.isneginf(), 0.0)
+
+
 def scaled_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return x with vectors along the last axis rescaled, their norms, and the factors of the rescaling.
 

@@ -15,7 +15,7 @@ from diffusion_mp.energies.pairs import HeadState
 from diffusion_mp.energies.spectrum import precision
 from diffusion_mp.errors import ConvergenceError
 from diffusion_mp.graph.ops import members
-from diffusion_mp.kernels.segments import Rows, by_size, gather
+from diffusion_mp.kernels.segments import Rows, by_size, gather, scatter
 from diffusion_mp.runtime.progress import solving
 from diffusion_mp.updates.derivatives import Operator, differentiated
 
@@ -327,9 +327,4 @@ def by_graph(
     ]
     if not parts:
         return torch.zeros_like(tensors[-1])
-    out = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
-    if form.ptr is None:
-        return out
-    node = torch.arange(len(out), device=out.device)
-    order = torch.cat([node[rows].flatten() for rows in runs])
-    return out[order.argsort()]
+    return scatter(parts, runs)

@@ -27,7 +27,12 @@ from diffusion_mp.graph.ops import max_rows
 from diffusion_mp.kernels.linear_attention import linear_attention, linear_product
 from diffusion_mp.kernels.operation import Backend, heads_first
 from diffusion_mp.kernels.segments import nodes_first
-from diffusion_mp.runtime.precision import accumulating, reciprocal, without_autocast
+from diffusion_mp.runtime.precision import (
+    accumulating,
+    finite_shift,
+    reciprocal,
+    without_autocast,
+)
 from diffusion_mp.runtime.torch_private import differentiated_inside, values_only
 
 __all__ = [
@@ -297,13 +302,13 @@ def _keys(log_k: Tensor, b: Tensor, ptr: Tensor | None) -> tuple[Tensor, Tensor]
     """Return K [N, H, K, F] and its shift M, without gradient."""
     exponents = log_k.unsqueeze(2) + b.unsqueeze(3)
     shift = max_rows(exponents.detach(), ptr)
-    return (exponents - _finite(shift)).exp(), shift
+    return (exponents - finite_shift(shift)).exp(), shift
 
 
 def _queries(log_q: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     # A feature that no sender has keeps its shift of −∞, so that it is zero and never the largest.
     exponents = log_q + shift
-    top = _finite(exponents.detach().amax(-1))
+    top = finite_shift(exponents.detach().amax(-1))
     return (exponents - top.unsqueeze(-1)).exp(), top
 
 
@@ -322,8 +327,8 @@ def _factors(
     if b.size(2) == 1 or backend != "auto" or not (log_k.is_cpu and values_only()):
         return None
     most = max_rows(log_k.detach(), ptr)
-    heaviest = _finite(max_rows(b.detach(), ptr))
-    log_key = log_k - _finite(most)
+    heaviest = finite_shift(max_rows(b.detach(), ptr))
+    log_key = log_k - finite_shift(most)
     log_weight = b - heaviest
     # One sender that has all features is enough.
     least = log_key.detach().amin(2, keepdim=True) + log_weight.detach()
@@ -369,11 +374,6 @@ def _all_samples(
 def _outer(weights: Tensor, features: Tensor) -> Tensor:
     """Return all products of weights [N, H, K] and features [N, H, F], [N, H, K F]."""
     return (weights.unsqueeze(3) * features.unsqueeze(2)).flatten(2)
-
-
-def _finite(shift: Tensor) -> Tensor:
-    """Replace −∞ by zero, since −∞ − (−∞) is NaN."""
-    return shift.masked_fill(shift.isneginf(), 0.0)
 
 
 def _by_samples(
