@@ -16,6 +16,9 @@ TRIALS = (2, 4, 8, 16, 32)
 EPOCHS = (10, 25, 50, 100, 200, 300)
 #: Further choices where an epoch has many steps.
 FEW_EPOCHS = (2, 5)
+#: What a finished plan grows by, in smaller steps, since the time was measured by then.
+MORE_SPLITS = tuple(range(3, 11))
+MORE_TRIALS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: Epochs of the first training of every row, which is only timed.
 TIMED = 3
 # Training ends early where validation does not improve any more, though not before the patience is over; this share of
@@ -109,7 +112,8 @@ def plan(
     rows = [row for row in table.rows if row.name in costs]
     left_out: dict[str, str] = {}
     waiting: dict[str, float] = {}
-    budgets = _budgets(most_splits, choices)
+    numbers = {min(n, most_splits) for n in SPLITS}
+    budgets = list(itertools.product(numbers, TRIALS, choices))
 
     def needed(row: Row, splits: int, trials: int, epochs: int) -> float:
         return _runs(table, row, splits, trials) * costs[row.name].of(epochs)
@@ -180,24 +184,17 @@ def grown(
             total += runs * costs[row.name]
         return total
 
-    larger = [
-        budget
-        for budget in _budgets(most_splits, [planned.epochs])
-        if budget[0] >= planned.splits
-        and budget[1] >= planned.trials
-        and added(*budget[:2]) <= left
+    fitting = [
+        (splits, trials, planned.epochs)
+        for splits in {planned.splits, *(min(n, most_splits) for n in MORE_SPLITS)}
+        for trials in {planned.trials, *MORE_TRIALS}
+        if splits >= planned.splits and trials >= planned.trials
+        if added(splits, trials) <= left
     ]
-    same = (planned.splits, planned.trials, planned.epochs)
-    splits, trials, _ = max([same, *larger], key=_worth)
+    splits, trials, _ = max(fitting, key=_worth)
     return replace(
         planned, splits=splits, trials=trials, left_out=left_out, waiting=waiting
     )
-
-
-def _budgets(most_splits: int, choices: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return all numbers of splits, trials and epochs to choose from."""
-    splits = {min(n, most_splits) for n in SPLITS}
-    return list(itertools.product(splits, TRIALS, choices))
 
 
 def _worth(budget: tuple[int, int, int]) -> tuple[float, tuple[int, int, int]]:
