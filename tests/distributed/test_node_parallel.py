@@ -37,7 +37,12 @@ from diffusion_mp.diffusivities import (
 )
 from diffusion_mp.distributed import RankLostError, ShardedGraph, node_parallel
 from diffusion_mp.distributed.parallel import all_merged, contact
-from diffusion_mp.energies import EnergyTerm, MixturePenalty, get_constraint
+from diffusion_mp.energies import (
+    EnergyTerm,
+    FunctionPenalty,
+    MixturePenalty,
+    get_constraint,
+)
 from diffusion_mp.layers import (
     CertifiedBlock,
     Neighbours,
@@ -376,11 +381,14 @@ def attention_on_uneven_parts():
     v = torch.rand(nodes, 2, 2, generator=generator, dtype=torch.float64)
     graph = ShardedGraph(None, nodes)
     mixture = MixturePenalty([0.5, 2.0])
+    cauchy = FunctionPenalty(lambda z2: 1 / (1 + z2))
     for attention in (
         SigmoidDiffusivity(6, heads=2),
         GaussianDiffusivity(projection=None, heads=2, row_stochastic=False),
         PenaltyDiffusivity(mixture, heads=2),
         PenaltyDiffusivity(mixture, heads=2, row_stochastic=False),
+        PenaltyDiffusivity(cauchy, 6, heads=2, projection="separate"),
+        PenaltyDiffusivity(cauchy, heads=2, projection=None, row_stochastic=False),
     ):
         attention = attention.double()
         distributed.broadcast(next(iter(attention.parameters()), v).detach(), 0)
@@ -568,6 +576,18 @@ def group(tmp_path):
     distributed.destroy_process_group()
 
 
+def learned_function():
+    class Slope(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, z2):
+            return 1 / (1 + self.scale.to(z2.dtype) * z2)
+
+    return FunctionPenalty(Slope())
+
+
 def sharded(**options):
     return ShardedGraph(EDGES, 4, **options)
 
@@ -580,6 +600,12 @@ def sharded(**options):
         (
             lambda: SparseFlowDiffusivity(3)(X, sharded()),
             "can not be taken over .*Use such a diffusivity",
+        ),
+        (
+            lambda: PenaltyDiffusivity(learned_function(), projection=None)(
+                X, sharded()
+            ),
+            r"learned parameters can not be .*Freeze them with requires_grad_\(False\)",
         ),
         (
             lambda: AdjacencyDiffusivity(direction="undirected")(X, sharded()),

@@ -214,6 +214,26 @@ class PairwiseCoupling(FeatureCoupling):
         return (logs + row.unsqueeze(2) + column.unsqueeze(1)).exp()
 
 
+def features_of_squares(
+    query: Features,
+    key: Features | None,
+    ptr: Tensor | None,
+    centre: Tensor | None = None,
+) -> tuple[Features, Features]:
+    """Return vectors in double precision whose inner products are squared distances, see `distance_features`."""
+    other = None if key is None else key.double()
+    first, second = distance_features(query.double(), other, ptr, centre=centre)
+    return -2 * first, second
+
+
+def squared_distances(
+    query: Float[Tensor, "r H G"], key: Float[Tensor, "c H G"], dtype: torch.dtype
+) -> Float[Tensor, "H r c"]:
+    """Return the inner products of the vectors of :func:`features_of_squares`, which rounding may make negative."""
+    products = query.transpose(0, 1) @ key.permute(1, 2, 0)
+    return at_least_zero(products.to(dtype))
+
+
 class DistanceCoupling(FeatureCoupling):
     """Couple all pairs of nodes by any function of their squared distance.
 
@@ -305,9 +325,9 @@ class DistanceCoupling(FeatureCoupling):
         large numbers. Its rounding error in single precision may exceed the contribution of all other pairs to a
         gradient.
         """
-        other = None if self.mutual else self.key.double()
-        query, key = distance_features(self.query.double(), other, self.ptr)
-        return -2 * query, key
+        return features_of_squares(
+            self.query, None if self.mutual else self.key, self.ptr
+        )
 
     def _entries(
         self,
@@ -317,14 +337,14 @@ class DistanceCoupling(FeatureCoupling):
         first: int = 0,
     ) -> Float[Tensor, "H r c"]:
         """Return f for all pairs of rows and columns with these features; the first row is column number ``first``."""
-        products = query.transpose(0, 1) @ key.permute(1, 2, 0)
-        squares = at_least_zero(products.to(dtype))
+        squares = squared_distances(query, key, dtype)
         if self.mutual:
             # Rounding exceeds the gradients of far rows, and f is often steepest at zero.
             squares.diagonal(first, 1, 2).zero_()
-        return self._applied(squares)
+        return self.applied(squares)
 
-    def _applied(self, squares: Tensor) -> Tensor:
+    def applied(self, squares: Tensor) -> Tensor:
+        """Return f of squared distances."""
         entries: object
         if isinstance(self.function, nn.Module):
             entries = functional_call(self.function, self.tensors, squares)
@@ -361,7 +381,7 @@ class DistanceCoupling(FeatureCoupling):
         source, target = edge_index
         (query, key), dtype = accumulating(self.query, self.key)
         # Explicit differences keep the digits of near rows, and cost no more for listed pairs.
-        entries = self._applied((query[target] - key[source]).square().sum(2)).to(dtype)
+        entries = self.applied((query[target] - key[source]).square().sum(2)).to(dtype)
         return fill_across(entries, edge_index, self.ptr, 0.0)
 
     def _dense(self) -> Matrices:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
 
-from diffusion_mp.couplings import Coupling, PairwiseCoupling
+from diffusion_mp.couplings import Coupling, DistanceCoupling, PairwiseCoupling
 from diffusion_mp.couplings.base import TransposedCoupling
+from diffusion_mp.couplings.pairwise import (
+    TILE_ENTRIES,
+    features_of_squares,
+    squared_distances,
+)
 from diffusion_mp.distributed.couplings import OverRanks
 from diffusion_mp.distributed.parallel import all_reduce, all_to_all
 from diffusion_mp.energies.pairs import HeadState
@@ -216,3 +222,75 @@ class RingCoupling(OverRanks):
 
     def _transpose(self) -> Coupling:  # type: ignore[override]
         return TransposedCoupling(self)
+
+
+class RingDistances(OverRanks):
+    """Any function f of the squared distances to all nodes of all ranks: O(N²) time, divided by the number of ranks.
+
+    A product is a sum over ranks, Σ_r Σ_{j of r} f(‖q_i − k_j‖²) v_j, whose keys and values travel.
+
+    Args:
+        coupling: the coupling among the nodes of this rank.
+        ring: the ranks.
+        first: number of the first node of this rank in the whole graph.
+    """
+
+    def __init__(self, coupling: DistanceCoupling, ring: Ring, first: int) -> None:
+        # The backward pass of a ring knows the tensors that it was given, and not what f holds.
+        module = getattr(coupling.function, "__self__", coupling.function)
+        if isinstance(module, nn.Module) and any(
+            parameter.requires_grad for parameter in module.parameters()
+        ):
+            raise TypeError(
+                f"a function of distances with learned parameters can not be taken over several ranks; got {module!r}. "
+                f"Freeze them with requires_grad_(False), or use one process."
+            )
+        super().__init__(coupling.num_nodes, coupling)
+        self.coupling: DistanceCoupling = coupling
+        self.ring = ring
+        self.first = first
+
+    def _product(self, v: HeadState) -> HeadState:
+        coupling = self.coupling
+        (_, values), dtype = accumulating(coupling.query, v)
+        # Distances are the same from any point, but all ranks have to take the same one, here about the mean.
+        centre = all_reduce(coupling.key.detach().double().sum(0), self.ring.group)
+        centre = centre.unsqueeze(0) / (self.ring.block * self.ring.ranks)
+        query, key = (
+            self.ring.padded(rows, rows[-1:])
+            for rows in features_of_squares(
+                coupling.query,
+                None if coupling.mutual else coupling.key,
+                None,
+                centre,
+            )
+        )
+        nodes = torch.arange(self.ring.block, device=v.device) + self.first
+        # Padding sends nothing, and is no node.
+        sent = self.ring.padded(values, torch.zeros_like(values[-1:]))
+        nodes[self.num_nodes :] = -1
+        step = max(1, TILE_ENTRIES // max(1, self.heads * self.ring.block))
+
+        def moved(
+            query: Tensor, receivers: Tensor, key: Tensor, v: Tensor, senders: Tensor
+        ) -> Tensor:
+            squares = squared_distances(query, key, v.dtype)
+            if coupling.mutual:
+                # The distance of a node to itself is exactly zero.
+                squares = squares.masked_fill(receivers[:, None] == senders, 0.0)
+            entries = coupling.applied(squares)
+            return (entries @ v.transpose(0, 1)).transpose(0, 1)
+
+        def part(query: Tensor, receivers: Tensor, *block: Tensor) -> Tensor:
+            tiles = zip(query.split(step), receivers.split(step), strict=True)
+            rows = [
+                checkpoint(moved, *tile, *block, use_reentrant=False) for tile in tiles
+            ]
+            return torch.cat(rows)
+
+        out = self.ring.sum(part, [query, nodes], [key, sent, nodes])
+        return out[: len(v)].to(dtype)
+
+    def _transpose(self) -> Coupling:  # type: ignore[override]
+        turned = cast("DistanceCoupling", self.coupling._transpose())
+        return RingDistances(turned, self.ring, self.first)

@@ -20,6 +20,7 @@ from diffusion_mp.checks import (
 )
 from diffusion_mp.couplings import (
     Coupling,
+    DistanceCoupling,
     IdentityCoupling,
     PairwiseCoupling,
     PooledCoupling,
@@ -33,7 +34,7 @@ from diffusion_mp.couplings.shapes import State
 from diffusion_mp.diffusivities.base import Diffusivity, GraphPart
 from diffusion_mp.distributed.couplings import HaloCoupling, SummedCoupling
 from diffusion_mp.distributed.parallel import all_reduce, all_to_all, check_group
-from diffusion_mp.distributed.ring import Ring, RingCoupling
+from diffusion_mp.distributed.ring import Ring, RingCoupling, RingDistances
 from diffusion_mp.distributed.terms import HaloTerm
 from diffusion_mp.energies import EnergyTerm
 from diffusion_mp.graph import Graph
@@ -65,8 +66,8 @@ class ShardedGraph(GraphPart):
     ``edge_attr[graph.positions]`` are their features.
 
     For O(N) couplings the sums over senders (KᵀV, Σk, Σv, the count) are added up over ranks. For couplings over edges,
-    a rank fetches the rows that send to it, its *halo*, before the product. For attention to all nodes by a sigmoid or
-    an exponential, blocks of rows travel round the ring of the ranks.
+    a rank fetches the rows that send to it, its *halo*, before the product. For attention to all nodes by a sigmoid, an
+    exponential or another function of a distance, blocks of rows travel round the ring of the ranks.
 
     Every rank must make the same calls in the same order. Everything is once differentiable. Results equal the results
     of one process up to the order of summation. This includes the Gumbel noise of NodeFormer, but not dropout.
@@ -251,6 +252,9 @@ class ShardedGraph(GraphPart):
             and coupling.normalize != "symmetric"
         ):
             return RingCoupling(coupling, Ring(self.total_nodes, self.group))
+        if isinstance(coupling, DistanceCoupling):
+            ring = Ring(self.total_nodes, self.group)
+            return RingDistances(coupling, ring, self.first_node)
         # A mixture of Gaussians is a sum of multiples.
         if isinstance(coupling, SumCoupling):
             return SumCoupling([self.share(term) for term in coupling.terms])
@@ -269,8 +273,8 @@ class ShardedGraph(GraphPart):
             return row_normalized(self.share(coupling.coupling))
         raise TypeError(
             f"a {type(coupling).__name__} can not be taken over several ranks: it is neither a coupling over edges, "
-            f"nor one whose product goes through sums over the nodes (PooledCoupling), nor attention to all nodes by "
-            f"a sigmoid or an exponential. Use such a diffusivity, or one process."
+            f"nor one whose product goes through sums over the nodes (PooledCoupling), nor a function of a distance or "
+            f"of an inner product for all pairs of nodes. Use such a diffusivity, or one process."
         )
 
     def to(self, device: object, non_blocking: bool = False) -> NoReturn:
