@@ -280,6 +280,7 @@ def test_learned_weights_of_a_graph_get_gradients_through_the_symmetric_part() -
     graph = term_graph()
     z = random(NODES, 1, CHANNELS)
     term = MatrixTerm(SparseCoupling(Graph(NODES, graph.edges, weight)), None)
+    assert term.backward is None
     (grad,) = torch.autograd.grad(term.value(z, graph), [weight])
     plain = MatrixTerm(SparseCoupling(Graph(NODES, graph.edges), weight), None)
     torch.testing.assert_close(

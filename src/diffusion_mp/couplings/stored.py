@@ -311,15 +311,6 @@ class SparseCoupling(Coupling):
         reversed_graph = self.graph.derived("reversed", self.graph.reverse)
         return SparseCoupling(reversed_graph, self.weight, nonnegative=self.nonnegative)
 
-    def symmetric_part(self) -> SparseCoupling | None:
-        """Return ½(S + Sᵀ), kept by the graph; ``None`` if the weights are not the graph's own, or are learned."""
-        graph = self.graph.symmetric_part() if self.own else None
-        if graph is None:
-            return None
-        return SparseCoupling(
-            graph, symmetric=True, nonnegative=self.nonnegative, _checked=True
-        )
-
     def degree(self) -> ByRow:
         total = self.weight.to(wide_dtype(self.dtype))
         # A sum over many edges leaves the range of half precision.

@@ -284,7 +284,9 @@ class AdjacencyDiffusivity(Diffusivity):
     def _prepared(self, graph: Graph) -> Graph:
         """Return the graph of A, undirected if ``direction`` says so, and with self-loops."""
         if self.direction == "undirected":
-            graph = graph.to_undirected()
+            # Merging parallel edges would change the mean of the loops of a node.
+            keep = self.self_loops == "keep"
+            graph = graph.symmetric_part() if keep else graph.to_undirected()
         return graph.with_self_loops(self.self_loops)
 
 

@@ -285,7 +285,7 @@ class ShardedGraph(GraphPart):
         )
 
     # Sources have the numbers of the halo, which no other graph of as many nodes has.
-    within = to_undirected = reverse = _with_edges = _refuse
+    within = to_undirected = symmetric_part = reverse = _with_edges = _refuse
     is_symmetric = pattern = property(_refuse)
 
     def _plan_exchange(self, halo: Tensor) -> None:
@@ -312,7 +312,7 @@ class ShardedGraph(GraphPart):
 class _Extended(Graph):
     """The rows of a rank and of its halo as one graph; rows of the halo are incomplete, and results leave them out."""
 
-    within = to_undirected = reverse = _refuse
+    within = to_undirected = symmetric_part = reverse = _refuse
 
 
 def _chosen(edge_index: Tensor, chooses: Callable[[Tensor], Tensor]) -> Tensor:

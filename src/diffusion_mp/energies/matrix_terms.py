@@ -97,22 +97,21 @@ class MatrixTerm(RowTerm, SharedTerm):
         self.matrix = matrix
         self.hops = hops
         symmetric = symmetric or matrix is None or matrix.dim() == 2
-        part = None
         # A subclass may multiply in its own way.
-        if symmetric and hops == 1 and type(coupling) is SparseCoupling:
+        weights_of_graph = type(coupling) is SparseCoupling and coupling.own
+        if symmetric and hops == 1 and weights_of_graph:
             # One product with the symmetric part takes less time than two.
-            part = coupling.symmetric_part()
-        if part is not None:
-            coupling = part
-            mutual = True
-        else:
-            # Entries cannot be examined while torch traces: without a promise, both products
-            # are taken.
-            mutual = symmetric and (
-                coupling.symmetric
-                if values_only(captured=True)
-                else coupling.T is coupling
+            coupling = SparseCoupling(
+                cast("SparseCoupling", coupling).graph.symmetric_part(),
+                symmetric=True,
+                nonnegative=coupling.nonnegative,
+                _checked=True,
             )
+        # Entries cannot be examined while torch traces: without a promise, both products
+        # are taken.
+        mutual = symmetric and (
+            coupling.symmetric if values_only(captured=True) else coupling.T is coupling
+        )
         self.forward = coupling
         self.backward = None if mutual else coupling.T
         reach = self._reach(coupling)

@@ -588,27 +588,31 @@ class Graph:
 
     def _symmetrized(self) -> Graph:
         weight = self._edge_weights()
-        degree = self.full_degree
-        if degree is not None:
-            # Both directions of the symmetric part have the mean of the two degrees.
-            degree = degree.mean(1, keepdim=True).expand(-1, 2)
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
-        return self._by_target(both, torch.cat([weight, weight]) * 0.5, degree)
+        return self._by_target(
+            both, torch.cat([weight, weight]) * 0.5, self._mean_degree()
+        )
 
-    def symmetric_part(self) -> Graph | None:
-        """Return ½(A + Aᵀ) with every pair of nodes once; ``None`` if weights are learned or there are no values."""
+    def symmetric_part(self) -> Graph:
+        """Return ½(A + Aᵀ) with every pair of nodes once, if weights are not learned and have values to read.
+
+        Otherwise it is the graph of :meth:`to_undirected`, whose products take longer: parallel edges add up.
+        """
         if self._learned or not values_only(captured=True):
-            return None
+            return self.to_undirected()
         return self.derived("symmetric part", self._merged)
 
     def _merged(self) -> Graph:
         edges, weight = symmetric_entries(
             self.edges, self._edge_weights(), self.num_nodes
         )
-        graph = self._with_edges(edges, weight)
-        # By source the entries are the same as by target, so that a gradient has nothing to sort either.
-        graph.csc.parts = graph.csr.parts
-        return graph
+        return self._with_edges(edges, weight, self._mean_degree())
+
+    def _mean_degree(self) -> Tensor | None:
+        """Return ``full_degree`` of the symmetric part, whose directions have the mean of the two degrees."""
+        if self.full_degree is None:
+            return None
+        return self.full_degree.mean(1, keepdim=True).expand(-1, 2)
 
     def with_weights(self, weight: Float[Tensor, " E"]) -> Graph:
         graph = self._with_edges(self.edges, weight)
