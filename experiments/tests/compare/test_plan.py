@@ -69,6 +69,25 @@ def test_the_slowest_row_is_left_out_first_and_the_reason_is_given() -> None:
     assert [row.name for row in planned.applied(table()).rows] == ["constant", "gcn"]
 
 
+def test_a_row_that_takes_most_of_the_time_is_left_out_where_the_others_lack_epochs() -> (
+    None
+):
+    made = load_table(configs_folder() / "compare" / "nodes")
+    rows = replace(made, baselines=[], tuning="nested")
+    costs = {row.name: Cost(0.1, 0.01) for row in rows.rows}
+    costs["sfi"] = Cost(0.1, 2.0)
+    planned = plan(rows, costs, 1200, 10)
+    assert list(planned.left_out) == ["sfi"]
+    assert "% of all, and leave too little" in planned.left_out["sfi"]
+    assert planned.waiting == {"sfi": costs["sfi"].of(planned.epochs)}
+    assert planned.epochs >= 100
+    # With time enough for all it stays, as where no other row would gain.
+    assert not plan(rows, costs, 20_000, 10).left_out
+    alike = {row.name: Cost(0.1, 1.0) for row in rows.rows}
+    assert plan(rows, alike, 4000, 3).epochs < 100
+    assert not plan(rows, alike, 4000, 3).left_out
+
+
 def test_an_epoch_of_many_steps_leaves_fewer_rows_out() -> None:
     costs = {"constant": Cost(1.0), "gcn": Cost(5.0, 10.0)}
     assert "gcn" in plan(table(), costs, 200, 1).left_out

@@ -32,7 +32,9 @@ from diffusion_mp_experiments.compare.data import (
 )
 from diffusion_mp_experiments.compare.inputs import read
 from diffusion_mp_experiments.compare.plan import (
+    ENOUGH,
     EPOCHS,
+    FEW_ENOUGH,
     FEW_EPOCHS,
     TIMED,
     Cost,
@@ -326,8 +328,12 @@ def _plan(
     left = end - time.monotonic()
     most = table_splits(problem)
     table = replace(table, rows=[row for row in table.rows if row.name in costs])
-    choices = EPOCHS if parts == 1 else (*FEW_EPOCHS, *EPOCHS)
-    planned = plan(table, costs, jobs * left, most, choices)
+    choices: Sequence[int] = EPOCHS
+    enough = ENOUGH
+    if parts > 1:
+        choices = (*FEW_EPOCHS, *EPOCHS)
+        enough = FEW_ENOUGH
+    planned = plan(table, costs, jobs * left, most, choices, enough)
     return replace(planned, left_out={**reasons, **planned.left_out})
 
 

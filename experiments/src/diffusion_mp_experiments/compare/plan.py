@@ -14,8 +14,11 @@ from diffusion_mp_experiments.train.checkpoints import replace_file
 SPLITS = (3, 5, 10)
 TRIALS = (2, 4, 8, 16, 32)
 EPOCHS = (10, 25, 50, 100, 200, 300)
-#: Further choices where an epoch has many steps.
+#: Epochs below which no row may take most of the time from the others.
+ENOUGH = 100
+#: Further choices where an epoch has many steps, and what is enough there.
 FEW_EPOCHS = (2, 5)
+FEW_ENOUGH = 10
 #: What a finished plan grows by, in smaller steps, since the time was measured by then.
 MORE_SPLITS = tuple(range(3, 11))
 MORE_TRIALS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -24,6 +27,9 @@ TIMED = 3
 # Training ends early where validation does not improve any more, though not before the patience is over; this share of
 # the epochs is typical.
 _TYPICAL = 0.7
+# Times the part of the time that a row would have if all had the same, beyond which it is left out where the others
+# would have fewer epochs than enough.
+_GREEDY = 4
 # What is planned; the rest is for drawing pictures, and for settings that take longer than the timed one.
 _USED = 0.85
 
@@ -97,10 +103,12 @@ def plan(
     seconds: float,
     most_splits: int,
     choices: Sequence[int] = EPOCHS,
+    enough: int = ENOUGH,
 ) -> Plan:
     """Return the largest budget that fits into `seconds` of computing time.
 
-    Rows that are too slow even for the least budget are left out, the slowest first.
+    Rows that are too slow even for the least budget are left out, the slowest first. So is a row that takes several
+    times its part of the time while no model would train for enough epochs.
 
     Args:
         table: the rows, and whether they are tuned on every split.
@@ -108,6 +116,7 @@ def plan(
         seconds: seconds of all processes together.
         most_splits: number of splits that there are.
         choices: numbers of epochs to choose from.
+        enough: epochs from which on no row is too slow for the others.
     """
     rows = [row for row in table.rows if row.name in costs]
     left_out: dict[str, str] = {}
@@ -124,17 +133,22 @@ def plan(
             for budget in budgets
             if sum(needed(row, *budget) for row in rows) <= _USED * seconds
         ]
-        if fitting:
-            splits, trials, epochs = max(fitting, key=_worth)
+        # The least budget where none fits.
+        chosen = max(fitting, key=_worth) if fitting else min(budgets)
+        least = {row.name: needed(row, *chosen) for row in rows}
+        slowest = max(rows, key=lambda row: least[row.name])
+        share = least[slowest.name] / sum(least.values())
+        splits, trials, epochs = chosen
+        if fitting and (epochs >= enough or share <= _GREEDY / len(rows)):
             for name in left_out:
                 waiting[name] = costs[name].of(epochs)
             return Plan(splits, trials, epochs, left_out, waiting, seconds=seconds)
-        fewest = min(budgets)
-        least = {row.name: needed(row, *fewest) for row in rows}
-        slowest = max(rows, key=lambda row: least[row.name])
+        why = "do not fit beside the others"
+        if fitting:
+            why = f"are {share:.0%} of all, and leave too little for the others"
         left_out[slowest.name] = (
-            f"it takes about {least[slowest.name]:.0f} seconds of computing time for two settings and {fewest[2]} "
-            f"epochs, which do not fit beside the others; give more minutes"
+            f"it takes about {least[slowest.name]:.0f} seconds of computing time for {trials} settings and {epochs} "
+            f"epochs, which {why}; give more minutes"
         )
         rows.remove(slowest)
     raise ValueError(
