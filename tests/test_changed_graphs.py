@@ -104,6 +104,7 @@ ANSWERS: dict[str, Callable[[Graph], Any]] = {
     "degree": lambda graph: graph.degree().tolist(),
     "out-degree": lambda graph: graph.degree("out").tolist(),
     "to_undirected": lambda graph: graph.to_undirected().degree().tolist(),
+    "symmetric_part": lambda graph: graph.symmetric_part().degree().tolist(),
     "with_self_loops": lambda graph: (
         graph.with_self_loops("remaining").degree().tolist()
     ),

@@ -64,6 +64,7 @@ def graphs(d: Draw) -> None:
         ("within({args}).edges", {"hops": count(d, 1, 2, 3)}),
         ("weights({args})", {"like": fixed(like, *wrong)}),
         ("to_undirected().degree()", {}),
+        ("symmetric_part().degree()", {}),
         ("reverse().degree()", {}),
         ("prepare().degree()", {}),
     ]
