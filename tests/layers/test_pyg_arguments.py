@@ -239,3 +239,11 @@ def test_subclasses_with_options_and_a_call_of_their_own() -> None:
     layer.register_forward_hook(lambda module, args, out: shapes.append(out.shape))
     assert layer((X[:SENDERS], X), BETWEEN).shape == (N, 4)
     assert shapes == [(N, 4)]
+
+
+def test_a_graph_that_came_with_loops_has_features_of_them() -> None:
+    layer = drawn(mp.GATConv(C, 4, 2, edge_dim=3, self_loops="keep"))
+    x = randn(N, C)
+    graph = mp.Graph(N, EDGES).with_self_loops("add")
+    f = randn(graph.num_edges, 3, seed=2)
+    close(layer(x, graph, edge_attr=f), layer(x, graph.edges, edge_attr=f))

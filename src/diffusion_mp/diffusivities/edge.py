@@ -192,7 +192,8 @@ class GATDiffusivity(Diffusivity):
                 edge_attr, torch.einsum("hdf,hd->fh", weight, self.att_edge[0])
             )
             score = features @ by_head
-        if looped.origin is None:
+        # A graph that came with loops has features of them, too.
+        if looped is observed or looped.origin is None:
             return score
         # PyG's fill_value="mean": an added loop has the mean score of the edges that arrive at its node.
         source, target = observed.edges

@@ -539,16 +539,9 @@ class Graph:
         )
 
     def _and_loops(self, weight: Tensor | None, full_degree: Tensor | None) -> Graph:
-        """Return all edges and a loop at every node."""
+        """Return all edges and a loop at every node, ordered by target, so that no product has to order weights."""
         nodes = torch.arange(self.num_nodes, device=self.edges.device)
-        edges = torch.cat([self.edges, nodes.expand(2, -1)], 1)
-        return self._by_target(edges, weight, full_degree)
-
-    def _by_target(
-        self, edges: Tensor, weight: Tensor | None, full_degree: Tensor | None
-    ) -> Graph:
-        """Return a graph of other edges, ordered by target, so that no product has to order weights."""
-        source, target = edges
+        source, target = torch.cat([self.edges, nodes.expand(2, -1)], 1)
         ptr, order, other = compress(target, source, self.num_nodes)
         edges = torch.stack([other.long(), target.index_select(0, order)])
         if weight is not None:
@@ -589,7 +582,7 @@ class Graph:
     def _symmetrized(self) -> Graph:
         weight = self._edge_weights()
         both = torch.cat([self.edges, self.edges.flip(0)], dim=1)
-        return self._by_target(
+        return self._with_edges(
             both, torch.cat([weight, weight]) * 0.5, self._mean_degree()
         )
 
