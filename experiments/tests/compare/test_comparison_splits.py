@@ -78,5 +78,8 @@ def test_numbers_and_unknown_numbers() -> None:
 
 
 def test_the_kept_model_trains_on_all_labels_but_its_validation_part() -> None:
-    split = kept_split(problem(Y))
+    split = kept_split(problem(Y), validated=True)
     assert [int(part.sum()) for part in split] == [800, 200, 0]
+    # What is fitted at once has no epoch to choose.
+    whole = kept_split(problem(Y), validated=False)
+    assert [int(part.sum()) for part in whole] == [1000, 200, 0]

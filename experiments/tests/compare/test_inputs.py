@@ -103,8 +103,10 @@ def test_nodes_and_edges(tmp_path):
     assert not problem.directed
     said = " ".join(problem.notes)
     assert "1 missing numbers of the column size became its mean" in said
-    assert "The column city became 3 indicator columns." in said
-    assert "2 edges without their reverse were given one" in said
+    assert (
+        "The column city became 3 indicator columns, one of them for missing." in said
+    )
+    assert "Every edge is read in both directions, and 2 were listed in one" in said
     assert 'the column "label" is unknown for 1 of 4' in said
     assert "has classes with a single example: 'dog'" in said
     (tmp_path / "edges.csv").rename(tmp_path / "pairs.csv")
@@ -216,7 +218,8 @@ def test_columns_that_are_left_out(tmp_path):
     assert problem.graphs[0].x[:, 0].tolist() == [i % 50 for i in range(51)]
     assert problem.graphs[0].num_features == 1
     assert problem.notes == (
-        "The column a was left out: it is text with 51 different values.",
+        "The column a was left out: it is text with 51 different values. If these are ids, give the table of the edges "
+        "between them with edges= (--edges).",
         "The column c was left out: it is empty.",
     )
 

@@ -76,7 +76,7 @@ def test_a_row_that_takes_most_of_the_time_is_left_out_where_the_others_lack_epo
     rows = replace(made, baselines=[], tuning="nested")
     costs = {row.name: Cost(0.1, 0.01) for row in rows.rows}
     costs["sfi"] = Cost(0.1, 2.0)
-    planned = plan(rows, costs, 1200, 10)
+    planned = plan(rows, costs, 300, 10)
     assert list(planned.left_out) == ["sfi"]
     assert "% of all, and leave too little" in planned.left_out["sfi"]
     assert planned.waiting == {"sfi": costs["sfi"].of(planned.epochs)}

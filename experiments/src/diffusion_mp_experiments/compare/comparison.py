@@ -539,6 +539,13 @@ class Comparison:
         return int(split.test.sum())
 
     @property
+    def hardly_trained(self) -> bool:
+        """Whether the time was too short for enough epochs."""
+        enough = ENOUGH if number_of_parts(self.problem) == 1 else FEW_ENOUGH
+        trained = any("epoch" in record for record in self.records)
+        return trained and self.table.epochs < enough
+
+    @property
     def improving(self) -> list[str]:
         """Titles of the rows that were still improving when most of their trainings ended with the last epoch."""
         found = []
@@ -607,7 +614,7 @@ class Comparison:
 
     @property
     def kept(self) -> Config:
-        """The configuration of the kept model: the best settings, and all labels but a validation part."""
+        """The configuration of the kept model: the best settings, and all labels but those that choose its epoch."""
         row = self.table.row(self.best)
         search = next(
             record
@@ -615,8 +622,14 @@ class Comparison:
             if record["kind"] == "search" and record["row"] == self.best
         )
         config = self.table.config(row, best_trial(search)["settings"])
-        config["data"] = with_arguments(config["data"], kept=True)
+        arguments = {"kept": True, "validated": self.is_network}
+        config["data"] = with_arguments(config["data"], **arguments)
         return config
+
+    @property
+    def is_network(self) -> bool:
+        """Whether the best row trains for epochs, and is not fitted at once."""
+        return self.table.row(self.best).model is not None
 
     def keep(self, end: float = math.inf) -> None:
         """Train the best row on all labels but a validation part, and save it.
@@ -624,8 +637,7 @@ class Comparison:
         Args:
             end: the time of ``time.monotonic()`` after which no other epoch begins.
         """
-        is_network = self.table.row(self.best).model is not None
-        if is_network and not self.model_path.is_file():
+        if self.is_network and not self.model_path.is_file():
             metric = self.table.metric.name
             record = train(self.kept, metric, 0, 0, True, save=self.model_path, end=end)
             replace_file(self.training_path, json.dumps(record).encode())
@@ -665,7 +677,8 @@ class Comparison:
         outputs = self.module()(batch)
         if problem.classes:
             return np.array(problem.classes)[outputs.argmax(1).numpy()]
-        shift, scale = target_scaling(problem, kept_split(problem))
+        split = kept_split(problem, self.is_network)
+        shift, scale = target_scaling(problem, split)
         return (outputs.view(-1) * scale + shift).numpy()
 
     @property

@@ -100,10 +100,12 @@ def split_of(
     return split
 
 
-def kept_split(problem: Problem) -> Split:
-    """Return the split of the model that is kept: all labels but a validation part train."""
+def kept_split(problem: Problem, validated: bool) -> Split:
+    """Return the split of the model that is kept: all labels train, but for a validation part if it needs one."""
     y = labels_of(problem)
-    return stratified(y, has_label(y), KEPT_SHARES, torch.Generator().manual_seed(0))
+    known = has_label(y)
+    split = stratified(y, known, KEPT_SHARES, torch.Generator().manual_seed(0))
+    return split if validated else split._replace(train=known)
 
 
 def scaling(problem: Problem) -> tuple[Tensor, Tensor]:
@@ -171,12 +173,14 @@ class _Compared(SplitDataModule):
         seed: draws the splits, together with their numbers.
         pooled: see `split_of`.
         kept: whether this is the training of the model that is kept, see `kept_split`.
+        validated: whether that model needs validation rows, to choose its epoch.
     """
 
     problem: str = field(default="", kw_only=True)
     seed: int = field(default=0, kw_only=True)
     pooled: bool = field(default=False, kw_only=True)
     kept: bool = field(default=False, kw_only=True)
+    validated: bool = field(default=True, kw_only=True)
 
     @property
     def compared(self) -> Problem:
@@ -191,7 +195,7 @@ class _Compared(SplitDataModule):
 
     def masks(self) -> Split:
         if self.kept:
-            split = kept_split(self.compared)
+            split = kept_split(self.compared, self.validated)
             return split._replace(test=split.val)
         return split_of(self.compared, self.split, self.seed, self.tuning, self.pooled)
 
@@ -208,7 +212,7 @@ class ComparedNodes(_Compared, FullGraphDataModule):
     Args:
         k: number of neighbours of the row of a table.
         num_parts: number of random parts of the graph to train on, a step each.
-        problem, seed, pooled, kept, split, tuning: see `_Compared`.
+        problem, seed, pooled, kept, validated, split, tuning: see `_Compared`.
     """
 
     k: Count = NEIGHBOURS
@@ -229,7 +233,7 @@ class ComparedGraphs(_Compared, BatchDataModule):
 
     Args:
         batch_size: number of graphs in a batch.
-        problem, seed, pooled, kept, split, tuning: see `_Compared`.
+        problem, seed, pooled, kept, validated, split, tuning: see `_Compared`.
     """
 
     batch_size: Count | None = 64

@@ -110,7 +110,8 @@ def _of_nodes(problem: Problem, table: Table) -> list[str]:
     split = split_of(problem, 0, arguments["seed"], False, arguments["pooled"])
     if (same := _duplicates(data.x, split.train, split.test)) > 0:
         found.append(
-            f"{same:,} test rows have the same features as a training row: scores are too good if these are one thing."
+            f"{same:,} test rows have the same features as a training row: scores are too good if these are the same "
+            f"things, listed twice."
         )
     if problem.classes:
         if (column := _telling_column(data.x[known], y[known])) is not None:

@@ -158,7 +158,8 @@ def _read_tu(folder: Path, question: Question) -> Problem:
     if len(names) != 1:
         raise ValueError(
             f"{folder} must hold nodes.csv and edges.csv, or one NAME_A.txt of TUDataset, and holds "
-            f"{len(names)} of these; give {_FORMS}."
+            f"{len(names)} of these; give {_FORMS}. Tables of other names are given as the table of the nodes, with "
+            f"edges= (--edges) for that of the edges."
         )
     graphs = read_tu(raw, names[0], constant=True)
     problem = _from_objects(graphs, f"{folder}: ", question)

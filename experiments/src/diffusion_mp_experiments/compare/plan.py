@@ -11,7 +11,7 @@ from diffusion_mp_experiments.reproduce.table import Row, Table
 from diffusion_mp_experiments.train.checkpoints import replace_file
 
 #: What a plan chooses from, so that times of nearly the same length lead to the same plan.
-SPLITS = (3, 5, 10)
+SPLITS = (1, 3, 5, 10)
 TRIALS = (2, 4, 8, 16, 32)
 EPOCHS = (10, 25, 50, 100, 200, 300)
 #: Epochs below which no row may take most of the time from the others.
@@ -20,7 +20,7 @@ ENOUGH = 100
 FEW_EPOCHS = (2, 5)
 FEW_ENOUGH = 10
 #: What a finished plan grows by, in smaller steps, since the time was measured by then.
-MORE_SPLITS = tuple(range(3, 11))
+MORE_SPLITS = tuple(range(1, 11))
 MORE_TRIALS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
 #: Epochs of the first training of every row, which is only timed.
 TIMED = 3

@@ -35,6 +35,13 @@ def verdict(comparison: Comparison) -> str:
     table = comparison.table
     best = comparison.lines[0]
     text = f"**{best.title}** has the best validation score, and {spread(best.score, table.metric.digits)} on test."
+    if comparison.hardly_trained:
+        text += (
+            f" **Networks were trained for at most {table.epochs} epochs, which is little**: with more minutes they "
+            f"may come out better."
+        )
+    if len(comparison.lines) == 1:
+        return f"{text} There is no other row."
     if not comparison.judged:
         return f"{text} A single split has no standard error, so which rows are no worse is not known."
     others = [name for name in comparison.same if name != best.row]
@@ -73,7 +80,7 @@ def scores(comparison: Comparison) -> str:
         comparison.table.metric.title,
         "against the best",
         "validation",
-        "seconds",
+        "seconds in all",
     ]
     return grid(head, rows)
 
@@ -100,7 +107,8 @@ def how(comparison: Comparison) -> str:
         means += f" The time ended before all rows were tested on all {table.splits} splits of the plan."
     sentences = [
         means,
-        f"Every row chose among {table.trials} settings {tuned}, and trained for at most {table.epochs} epochs.",
+        f"A row with settings to choose chose among {table.trials} of them {tuned}; networks trained for at most "
+        f"{table.epochs} epochs. Rows are sorted by the validation score.",
         difference,
         "Test labels chose nothing.",
         "Whether another search, more time or other features would change the order, this table does not say.",
@@ -112,7 +120,10 @@ def improving(comparison: Comparison) -> str:
     if not comparison.improving:
         return ""
     titles = ", ".join(comparison.improving)
-    return f"- Still improving at the last epoch: {titles}. With more minutes these may come out better."
+    return (
+        f"- Best in the last tenth of the epochs, and so still improving when training ended: {titles}. With more "
+        f"minutes these may come out better."
+    )
 
 
 def hurried(comparison: Comparison) -> str:
@@ -151,7 +162,9 @@ def pictures(comparison: Comparison) -> list[str]:
 def code(comparison: Comparison) -> str:
     """Return the lines of Python that load the kept model and predict."""
     folder = comparison.folder
-    trained = "trained on all labels but a fifth, which chose its epoch"
+    trained = "fitted on all labels"
+    if comparison.is_network:
+        trained = "trained on all labels but a fifth, which chose its epoch"
     if comparison.hurried:
         trained += "; the time ended its training, and more minutes may make it better"
     return f"""The kept model was {trained}:

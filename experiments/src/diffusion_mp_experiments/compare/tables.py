@@ -64,7 +64,7 @@ def read_table(
         names = table.columns[smiles]
         graphs, kept = _molecules(table, smiles)
     else:
-        data = Data(x=table.features())
+        data = Data(x=table.features(joined=edges is not None))
         graphs = [data]
         if edges is not None:
             _add_edges(data, _Table(edges), table, names)
@@ -182,8 +182,12 @@ class _Table:
                 return name
         return None
 
-    def features(self) -> Tensor:
-        """Return float32 features [rows, C] of the columns, a column of ones if there are none."""
+    def features(self, joined: bool) -> Tensor:
+        """Return float32 features [rows, C] of the columns, a column of ones if there are none.
+
+        Args:
+            joined: whether there are edges. Without them a column of ids has a meaning that may have been forgotten.
+        """
         parts = []
         for name, texts in self.columns.items():
             numbers = _numbers(texts)
@@ -192,9 +196,13 @@ class _Table:
                 count = kinds.shape[1]
                 if count > _KINDS:
                     note = f"was left out: it is text with {count} different values."
+                    if count == self.rows and not joined:
+                        note += " If these are ids, give the table of the edges between them with edges= (--edges)."
                 else:
                     parts.append(kinds)
                     note = f"became {count} indicator columns."
+                    if "" in map(_known, texts):
+                        note = f"became {count} indicator columns, one of them for missing."
                 self.notes.append(f"The column {name} {note}")
                 continue
             missing = np.isnan(numbers)
@@ -307,7 +315,7 @@ def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -
             )
         data.edge_weight = torch.from_numpy(weights).float()
     if columns:
-        data.edge_attr = edges.features()
+        data.edge_attr = edges.features(joined=True)
         nodes.notes += edges.notes
 
 

@@ -201,7 +201,8 @@ def tidy_edges(data: Data, directed: bool | None, notes: list[str]) -> bool:
         added = data.num_edges - before
         if added:
             notes.append(
-                f"{added} edges without their reverse were given one; directed=True (--directed) keeps them as listed."
+                f"Every edge is read in both directions, and {added} were listed in one; directed=True (--directed) "
+                f"keeps them as listed."
             )
     return directed
 
