@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -196,6 +197,46 @@ def test_a_comparison_goes_on_with_its_plan(folder: Path) -> None:
     again = (folder / "report.md").read_text("utf-8")
     for line in without_seconds:
         assert line in again
+
+
+def planned(data: Problem | Path, out: Path, only: list[str]) -> Comparison:
+    """Compare rows with a plan that no clock has made."""
+    out.mkdir(exist_ok=True)
+    Plan(1, 2, 10, {}, minutes=2.0).save(out / "plan.json")
+    return compare(data, 2, out=out, jobs=1, only=only)
+
+
+def test_new_rows_of_a_table_are_predicted(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    size = generator.normal(size=90)
+    tone = np.array(["low", "high"])[(size > 0).astype(int)]
+    frame = pd.DataFrame({"size": size, "tone": tone, "target": 3 * size + 1})
+    frame[:60].to_csv(tmp_path / "rows.csv", index=False)
+    new = frame[60:].drop(columns="target")
+    new.to_csv(tmp_path / "new.csv", index=False)
+    only = ["linear", "mlp", "constant"]
+    out = tmp_path / "out"
+    result = planned(tmp_path / "rows.csv", out, only)
+    assert result.best == "linear"
+    assert "rows of a table" in result.report()
+    assert "fitted on all labels" in result.report()
+    for data in (tmp_path / "new.csv", str(tmp_path / "new.csv"), new):
+        found = result.predict(data)
+        assert found.shape == (30,)
+        assert np.corrcoef(found, frame["target"][60:])[0, 1] > 0.95
+    # A single row has neighbours among the compared ones.
+    assert result.predict(new[:1]).shape == (1,)
+    with pytest.raises(ValueError, match="x of data must have the 3 features"):
+        result.predict(Data(x=torch.rand(3, 2)))
+
+
+def test_a_row_that_knows_the_compared_nodes_only_says_so(tmp_path: Path) -> None:
+    problem = problems()["rows"]
+    only = ["label_equilibrium", "constant"]
+    result = planned(problem, tmp_path, only)
+    assert result.best == "label_equilibrium"
+    with pytest.raises(ValueError, match="predicts the compared nodes only; add the"):
+        result.predict(Data(x=torch.rand(3, 4)))
 
 
 def test_time_that_is_left_is_used_and_more_minutes_go_on(tmp_path: Path) -> None:

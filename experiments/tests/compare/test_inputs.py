@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.utils import to_undirected
 
 from diffusion_mp_experiments.compare import tables
-from diffusion_mp_experiments.compare.inputs import MASKS, read
+from diffusion_mp_experiments.compare.inputs import MASKS, read, read_more
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.graphs import load_heterophilous, load_planetoid, load_tu
 from helpers import Payload
@@ -210,6 +210,49 @@ def test_what_is_a_class(tmp_path, values, task, classes):
     assert number == (not classes)
     hint = any("whole numbers" in note for note in problem.notes)
     assert hint == (number and len(values) > 20)
+
+
+def test_new_rows_are_encoded_as_the_compared_ones(tmp_path):
+    text = "id,size,city,label\na,1,Oslo,x\nb,,Rome,y\nc,3,,x\nd,4,Oslo,y\n"
+    problem = read(table(tmp_path, text))
+    # As saved, without the order of columns, with others, and without a label.
+    problem.save(tmp_path / "problem.npz")
+    problem = Problem.load(tmp_path / "problem.npz")
+    (new,) = read_more(
+        write(tmp_path, {"new.csv": "city,more,size\nRome,1,2\nParis,2,\n,3,8\n"})[0],
+        problem,
+    )
+    # Indicators of missing sizes, sizes, and of no city, Oslo and Rome.
+    mean = 8 / 3
+    expected = torch.tensor([[0, 2, 0, 0, 1], [1, mean, 0, 0, 0], [0, 8, 1, 0, 0]])
+    torch.testing.assert_close(new.x, expected)
+    with pytest.raises(ValueError, match=r"has no column 'size'; a column of the"):
+        read_more(write(tmp_path, {"new.csv": "city\nRome\n"})[0], problem)
+    with pytest.raises(ValueError, match='"size" must hold numbers, as in the'):
+        read_more(write(tmp_path, {"new.csv": "size,city\nlong,Rome\n"})[0], problem)
+    with pytest.raises(ValueError, match=r"data must be a table .csv; got 'new.npz'"):
+        read_more("new.npz", problem)
+    with pytest.raises(FileNotFoundError):
+        read_more(tmp_path / "absent.csv", problem)
+    graph = Data(x=torch.rand(4, 2), y=torch.tensor([0, 1, 0, 1]))
+    with pytest.raises(ValueError, match="is for problems that were read from a table"):
+        read_more(tmp_path / "new.csv", read([graph]))
+
+
+def test_new_nodes_come_with_their_edges(tmp_path):
+    (tmp_path / "nodes.csv").write_text("id,size,label\na,1,x\nb,2,y\nc,3,x\n")
+    (tmp_path / "edges.csv").write_text("source,target,kind\na,b,near\nb,c,far\n")
+    problem = read(tmp_path)
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "nodes.csv").write_text("id,size\nu,5\nv,6\n")
+    with pytest.raises(ValueError, match="edges must be the table of the edges"):
+        read_more(new / "nodes.csv", problem)
+    (new / "edges.csv").write_text("source,target,kind\nv,u,far\n")
+    (graph,) = read_more(new, problem)
+    assert graph.x.tolist() == [[5], [6]]
+    assert graph.edge_index.tolist() == [[0, 1], [1, 0]]
+    assert graph.edge_attr.tolist() == [[1, 0], [1, 0]]
 
 
 def test_columns_that_are_left_out(tmp_path):

@@ -18,7 +18,7 @@ from pytorch_lightning import LightningModule
 from torch_geometric.data import Data
 
 from diffusion_mp import load
-from diffusion_mp.checks import check_choice, check_positive
+from diffusion_mp.checks import check_choice, check_kind, check_positive, describe
 from diffusion_mp.data import ToDiffusionGraph
 from diffusion_mp.models.certified_network import CertifiedNetwork
 from diffusion_mp.saving import Saved
@@ -30,7 +30,7 @@ from diffusion_mp_experiments.compare.data import (
     split_of,
     target_scaling,
 )
-from diffusion_mp_experiments.compare.inputs import read
+from diffusion_mp_experiments.compare.inputs import read, read_more
 from diffusion_mp_experiments.compare.plan import (
     ENOUGH,
     EPOCHS,
@@ -47,6 +47,7 @@ from diffusion_mp_experiments.compare.report import markdown
 from diffusion_mp_experiments.files.reading import as_path, check_present
 from diffusion_mp_experiments.packaged import configs_folder
 from diffusion_mp_experiments.reproduce.harness import Harness, alone_in, key, searches
+from diffusion_mp_experiments.reproduce.predictors import Predictor
 from diffusion_mp_experiments.reproduce.report import Line, best_trial, lines
 from diffusion_mp_experiments.reproduce.table import (
     Config,
@@ -213,7 +214,7 @@ def table_of(
         arguments["num_parts"] = parts
     return replace(
         table,
-        title=f"{len(problem.names):,} {_ROWS[problem.task]}",
+        title=f"{len(problem.names):,} {_rows_of(problem)}",
         data=with_arguments(table.data, **arguments),
         rows=table.named(only),
         baselines=[],
@@ -222,6 +223,13 @@ def table_of(
         tuning=1 if pooled else "nested",
         quick={},
     )
+
+
+def _rows_of(problem: Problem) -> str:
+    """Return what the rows of a problem are."""
+    if problem.task == "node" and problem.graphs[0].edge_index is None:
+        return "rows of a table"
+    return _ROWS[problem.task]
 
 
 def number_of_parts(problem: Problem) -> int:
@@ -238,7 +246,7 @@ def cannot_run(problem: Problem, table: Table) -> dict[str, str]:
     nodes = max(graph.num_nodes for graph in problem.graphs)
     for row in table.rows:
         if row.name.startswith("label_") and not problem.classes:
-            reasons[row.name] = "labels are propagated, and a number is no label"
+            reasons[row.name] = "it propagates classes, and the target is a number"
         if row.name in ("sfi", "transformer_attention") and nodes > _ALL_PAIRS:
             reasons[row.name] = (
                 f"it computes all pairs of nodes, which are too many for {nodes:,} nodes"
@@ -654,14 +662,21 @@ class Comparison:
         return kept_module(self.kept, self.model_path)
 
     @torch.no_grad()
-    def predict(self, data: Data | Sequence[Data] | None = None) -> np.ndarray:
-        """Return a class, or a number, for every node or graph.
+    def predict(
+        self, data: Any = None, *, edges: str | Path | None = None
+    ) -> np.ndarray:
+        """Return a class, or a number, for every row, node or graph.
+
+        New rows of a table without edges find their neighbours among the compared rows, too.
 
         Args:
-            data: a graph, or a list of graphs, with the features of the compared data. By default the compared data.
+            data: new rows in a table with the columns of the compared one, a path or a DataFrame; or a graph, or a list
+                of graphs, with the features of the compared data. By default the compared data.
+            edges: the table of the edges between new nodes, see `compare`.
 
         Raises:
-            ValueError: the comparison is of links, whose scores are those of ``module().model``.
+            ValueError: the comparison is of links, whose scores are those of ``module().model``; the new rows do not
+                have the columns of the compared ones; or the best row knows the compared nodes only.
         """
         problem = self.problem
         if problem.task == "link":
@@ -669,17 +684,44 @@ class Comparison:
                 "predict is for nodes and graphs; a model of links scores pairs: comparison.module().model(x, "
                 "edge_index, edge_label_index=pairs)."
             )
+        module = self.module()
+        first = 0
         graphs = problem.graphs
         if data is not None:
-            graphs = [data] if isinstance(data, Data) else list(data)
+            if isinstance(module.model, Predictor):
+                raise ValueError(
+                    f"{self.lines[0].title} predicts the compared nodes only; add the new ones to them, without a "
+                    f"label, and compare again."
+                )
+            graphs = self._new(data, edges)
+            if problem.graphs[0].edge_index is None:
+                first = len(problem.graphs[0].x)
+                (rows,) = graphs
+                graphs = [Data(x=torch.cat([problem.graphs[0].x, rows.x]))]
         graphs = prepared(graphs, problem)
         batch = ToDiffusionGraph()(graphs) if problem.task == "graph" else graphs[0]
-        outputs = self.module()(batch)
+        outputs = module(batch)[first:]
         if problem.classes:
             return np.array(problem.classes)[outputs.argmax(1).numpy()]
         split = kept_split(problem, self.is_network)
         shift, scale = target_scaling(problem, split)
         return (outputs.view(-1) * scale + shift).numpy()
+
+    def _new(self, data: Any, edges: str | Path | None) -> list[Data]:
+        """Return the graphs of new data, with the features of the compared ones."""
+        if isinstance(data, (str, Path)) or hasattr(data, "to_csv"):
+            graphs = read_more(data, self.problem, edges)
+        else:
+            graphs = [data] if isinstance(data, Data) else list(data)
+        channels = self.problem.graphs[0].x.size(1)
+        for graph in graphs:
+            what = "a table (a path or a DataFrame), a Data, or a list of them"
+            check_kind(graph, "data", Data, what)
+            if graph.x is None or graph.x.shape[1:] != (channels,):
+                raise ValueError(
+                    f"x of data must have the {channels} features of the compared data; got {describe(graph.x)}."
+                )
+        return graphs
 
     @property
     def frame(self) -> Any:

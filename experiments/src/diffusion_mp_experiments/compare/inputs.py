@@ -29,8 +29,13 @@ from diffusion_mp_experiments.compare.problem import (
     check_graph,
     read_arrays,
 )
-from diffusion_mp_experiments.compare.tables import read_table
-from diffusion_mp_experiments.compare.tidying import NO_FEATURES, as_problem, some
+from diffusion_mp_experiments.compare.tables import read_new, read_table
+from diffusion_mp_experiments.compare.tidying import (
+    NO_FEATURES,
+    as_problem,
+    some,
+    tidy_edges,
+)
 from diffusion_mp_experiments.files.reading import as_path, check_present, reading
 from diffusion_mp_experiments.files.text_tables import number_blocks
 from diffusion_mp_experiments.graphs.graph_sets import read_tu
@@ -91,6 +96,43 @@ def read(
     if path is None:
         return _from_objects(source, "", question)
     return _read_file(path, question)
+
+
+def read_more(
+    source: Any, problem: Problem, edges: str | Path | None = None
+) -> list[Data]:
+    """Read a table of new rows, with the columns of the table of a problem.
+
+    Args:
+        source: the table, a path or a DataFrame; or the folder of its nodes.csv and edges.csv.
+        problem: the problem.
+        edges: the table of edges, by default an edges.csv beside the table, as in `read`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the problem was no table, or the columns are not its columns. The message names them.
+    """
+    encoding = problem.encoding
+    if encoding is None:
+        raise ValueError(
+            f"a table of new rows is for problems that were read from a table; got {describe(source)}. Give a graph, a "
+            f"Data with the features of the compared one."
+        )
+    its_edges = None if edges is None else as_path(edges, "edges")
+    if isinstance(source, (str, Path)):
+        table, its_edges = _tables(as_path(source, "data"), edges)
+        if table is None:
+            raise ValueError(f"data must be a table .csv; got {describe(source)}.")
+        source = table
+    if problem.task == "graph" or problem.graphs[0].edge_index is None:
+        return read_new(source, None, encoding)
+    if its_edges is None:
+        raise ValueError(
+            "edges must be the table of the edges between the new nodes, as the compared nodes have edges; got None."
+        )
+    graphs = read_new(source, its_edges, encoding)
+    tidy_edges(graphs[0], problem.directed, [])
+    return graphs
 
 
 def _tables(path: Path, edges: str | Path | None) -> tuple[Path | None, Path | None]:

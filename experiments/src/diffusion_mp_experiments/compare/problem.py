@@ -33,7 +33,7 @@ Masks = tuple[Tensor, Tensor, Tensor]
 #: The array of a file in which everything but tensors is.
 RECORD = "problem"
 _FIELDS = ("x", "edge_index", "edge_attr", "edge_weight", "y")
-_RECORDED = ("task", "classes", "names", "directed", "notes")
+_RECORDED = ("task", "classes", "names", "directed", "notes", "encoding")
 _LARGEST = 1 << 35  # bytes of all arrays
 _WAY_OUT = "Give a file that Problem.save wrote, or write it anew."
 
@@ -61,6 +61,7 @@ class Problem:
         split: masks [N] or [N, S] over nodes, or over graphs, that came with the data: training, validation, test.
         directed: whether an edge may be there without its reverse.
         notes: sentences that say what was changed or left out on reading.
+        encoding: how the columns of a table became features, for new rows; None where there was no table.
     """
 
     task: Literal["node", "graph", "link"]
@@ -70,6 +71,7 @@ class Problem:
     split: Masks | None = None
     directed: bool = False
     notes: tuple[str, ...] = ()
+    encoding: dict[str, Any] | None = None
 
     def save(self, path: str | Path) -> None:
         """Write everything to one .npz file without pickles, complete or not at all.

@@ -179,4 +179,5 @@ predicted = comparison.predict()       # a prediction for every row of the data
 model = comparison.module().model      # the model itself, a torch module
 ```
 
-`predictions.csv` has the predictions of all rows without a label, or of all rows where none lacks one."""
+`predictions.csv` has the predictions of all rows without a label, or of all rows where none lacks one; the latter have
+trained the model, so they are no test. New rows: `comparison.predict("new.csv")`."""

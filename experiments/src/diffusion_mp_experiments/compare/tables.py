@@ -4,10 +4,11 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,16 +59,22 @@ def read_table(
     part = table.take_split()
     kept = list(range(table.rows))
     smiles = None
+    encoding: dict[str, Any] = {}
     if edges is None:
         smiles = table.molecules()
     if smiles is not None:
         names = table.columns[smiles]
         graphs, kept = _molecules(table, smiles)
+        encoding = {"smiles": smiles, **_kinds_of(graphs)}
+        graphs = _with_indicators(graphs, encoding)
     else:
-        data = Data(x=table.features(joined=edges is not None))
+        columns = table.feature_columns(joined=edges is not None)
+        encoding["x"] = [asdict(column) for column in columns]
+        data = Data(x=table.features(columns))
         graphs = [data]
         if edges is not None:
-            _add_edges(data, _Table(edges), table, names)
+            encoding["identifier"] = identifier
+            encoding |= _add_edges(data, _Table(edges), table, names)
     return as_problem(
         graphs,
         _label_values([labels[i] for i in kept]),
@@ -80,22 +87,89 @@ def read_table(
         if part is None
         else (part[kept] == 0, part[kept] == 1, part[kept] == 2),
         of_graphs=smiles is not None,
+        encoding=encoding,
     )
+
+
+def read_new(source: Any, edges: Path | None, encoding: dict[str, Any]) -> list[Data]:
+    """Read a table with the columns of another one, and encode it in the same way.
+
+    Args:
+        source: the table, a path or a DataFrame.
+        edges: table of the edges, where the other one had edges.
+        encoding: how the other table was encoded, `Problem.encoding`.
+
+    Raises:
+        ValueError: a column is missing or of another kind. The message names it.
+    """
+    table = _Table(source)
+    if "smiles" in encoding:
+        name = encoding["smiles"]
+        table.check_column(name, "the column of molecules")
+        graphs, kept = _molecules(table, name)
+        if len(kept) < table.rows:
+            raise ValueError(f"{table.path}: {table.notes[-1]} Remove these rows.")
+        return _with_indicators(graphs, encoding)
+    names: list[str] = []
+    if edges is not None:
+        names = table.take_names(encoding.get("identifier"), needed=True)
+    columns = [Column(**column) for column in encoding["x"]]
+    data = Data(x=table.features(columns))
+    if edges is not None:
+        _add_edges(data, _Table(edges), table, names, encoding)
+    return [data]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a column of texts becomes features.
+
+    Attributes:
+        name: its name.
+        kinds: different texts, each of which becomes an indicator column; none for numbers.
+        mean: mean of the numbers, which replaces those that are missing.
+        marked: whether an indicator column says where numbers are missing.
+    """
+
+    name: str
+    kinds: Sequence[str] = ()
+    mean: float = 0.0
+    marked: bool = False
+
+    def features(self, texts: list[str], where: Path | str) -> np.ndarray:
+        """Return the features [rows, …] of a column; a text that is none of the kinds has no indicator."""
+        if self.kinds:
+            return np.array([*map(_known, texts)])[:, None] == np.array(self.kinds)
+        numbers = _numbers(texts)
+        if numbers is None:
+            raise ValueError(
+                f'{where}: the column "{self.name}" must hold numbers, as in the compared table.'
+            )
+        missing = np.isnan(numbers)
+        numbers[missing] = self.mean
+        return np.stack([missing, numbers] if self.marked else [numbers], 1)
 
 
 class _Table:
     """A table of texts, from which columns are taken one after another; what is left are features.
 
+    Args:
+        source: path of the file, or a DataFrame.
+
     Attributes:
-        path: path of the file.
+        path: path of the file, or words for it.
         columns: the columns by their names.
         rows: number of rows.
         notes: what was changed or left out.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.columns = _read_columns(path)
+    def __init__(self, source: Any) -> None:
+        self.path: Path | str = "The table"
+        if isinstance(source, Path):
+            self.path = source
+            self.columns = _read_columns(source)
+        else:
+            self.columns = _columns(source.to_csv(index=False))
         self.rows = len(next(iter(self.columns.values())))
         self.notes: list[str] = []
 
@@ -182,26 +256,26 @@ class _Table:
                 return name
         return None
 
-    def features(self, joined: bool) -> Tensor:
-        """Return float32 features [rows, C] of the columns, a column of ones if there are none.
+    def feature_columns(self, joined: bool) -> list[Column]:
+        """Return the columns that become features, and say in notes how.
 
         Args:
             joined: whether there are edges. Without them a column of ids has a meaning that may have been forgotten.
         """
-        parts = []
+        found = []
         for name, texts in self.columns.items():
             numbers = _numbers(texts)
             if numbers is None:
-                kinds = _indicators([*map(_known, texts)])
-                count = kinds.shape[1]
+                kinds = sorted({*map(_known, texts)})
+                count = len(kinds)
+                note = f"became {count} indicator columns."
                 if count > _KINDS:
                     note = f"was left out: it is text with {count} different values."
                     if count == self.rows and not joined:
                         note += " If these are ids, give the table of the edges between them with edges= (--edges)."
                 else:
-                    parts.append(kinds)
-                    note = f"became {count} indicator columns."
-                    if "" in map(_known, texts):
+                    found.append(Column(name, kinds))
+                    if "" in kinds:
                         note = f"became {count} indicator columns, one of them for missing."
                 self.notes.append(f"The column {name} {note}")
                 continue
@@ -210,15 +284,21 @@ class _Table:
                 self.notes.append(f"The column {name} was left out: it is empty.")
                 continue
             if missing.any():
-                numbers[missing] = numbers[~missing].mean()
-                parts.append(missing[:, None])
                 self.notes.append(
                     f"{missing.sum()} missing numbers of the column {name} became its mean, and an indicator column."
                 )
-            parts.append(numbers[:, None])
-        if not parts:
-            parts = [np.ones((self.rows, 1))]
+            mean = float(numbers[~missing].mean())
+            found.append(Column(name, mean=mean, marked=bool(missing.any())))
+        if not found:
             self.notes.append(NO_FEATURES)
+        return found
+
+    def features(self, columns: Sequence[Column]) -> Tensor:
+        """Return float32 features [rows, C] of the columns, a column of ones if there are none."""
+        parts = [np.ones((self.rows, 1))] if not columns else []
+        for column in columns:
+            self.check_column(column.name, "a column of the compared table")
+            parts.append(column.features(self.columns[column.name], self.path))
         return torch.from_numpy(np.hstack(parts).astype(np.float32))
 
 
@@ -227,24 +307,28 @@ def _read_columns(path: Path) -> Columns:
         text = path.read_bytes().decode("utf-8-sig")
         if "\0" in text:
             raise ValueError("it has zero bytes, which are no text")
-        first = text.lstrip().partition("\n")[0]
-        lines = csv.reader(
-            io.StringIO(text, newline=""),
-            delimiter=max(",;\t", key=first.count),
-            strict=True,
-        )
-        rows = [row for row in lines if row]
-        if len(rows) < 2:
-            raise ValueError("it has no rows below a line of names")
-        names = [name.strip() for name in rows[0]]
-        twice = _repeated(names)
-        if twice:
-            raise ValueError(f"several of its columns are named {some(twice)}")
-        for number, row in enumerate(rows):
-            if len(row) != len(names):
-                raise ValueError(
-                    f"row {number} has {len(row)} cells below {len(names)} names of columns"
-                )
+        return _columns(text)
+
+
+def _columns(text: str) -> Columns:
+    first = text.lstrip().partition("\n")[0]
+    lines = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=max(",;\t", key=first.count),
+        strict=True,
+    )
+    rows = [row for row in lines if row]
+    if len(rows) < 2:
+        raise ValueError("it has no rows below a line of names")
+    names = [name.strip() for name in rows[0]]
+    twice = _repeated(names)
+    if twice:
+        raise ValueError(f"several of its columns are named {some(twice)}")
+    for number, row in enumerate(rows):
+        if len(row) != len(names):
+            raise ValueError(
+                f"row {number} has {len(row)} cells below {len(names)} names of columns"
+            )
     cells = zip(*rows[1:], strict=True)
     return {
         name: [cell.strip() for cell in column]
@@ -279,13 +363,17 @@ def _label_values(texts: list[str]) -> np.ndarray:
     return values
 
 
-def _indicators(values: Sequence[str] | np.ndarray) -> np.ndarray:
-    found, place = np.unique(values, return_inverse=True)
-    return place[:, None] == np.arange(len(found))
+def _add_edges(
+    data: Data,
+    edges: _Table,
+    nodes: _Table,
+    names: Sequence[str],
+    encoding: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Set edge_index of the graph, and edge_weight and edge_attr if the table of edges has such columns.
 
-
-def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -> None:
-    """Set edge_index of the graph, and edge_weight and edge_attr if the table of edges has such columns."""
+    Return how the features of edges were encoded, which is the ``encoding`` if there is one.
+    """
     columns = edges.columns
     columns.pop("", None)
     place = {name: number for number, name in enumerate(names)}
@@ -314,9 +402,16 @@ def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -
                 f"so that it becomes a feature of the edges."
             )
         data.edge_weight = torch.from_numpy(weights).float()
-    if columns:
-        data.edge_attr = edges.features(joined=True)
-        nodes.notes += edges.notes
+    if encoding is None:
+        encoding = {}
+        if columns:
+            found = edges.feature_columns(joined=True)
+            encoding["edge_attr"] = [asdict(column) for column in found]
+            nodes.notes += edges.notes
+    if "edge_attr" in encoding:
+        found = [Column(**column) for column in encoding["edge_attr"]]
+        data.edge_attr = edges.features(found)
+    return encoding
 
 
 def _molecules(table: _Table, name: str) -> tuple[list[Data], list[int]]:
@@ -341,16 +436,30 @@ def _molecules(table: _Table, name: str) -> tuple[list[Data], list[int]]:
     others = [column for column in table.columns if column != name]
     if others:
         table.notes.append(f"The columns {some(others)} were left out beside {name}.")
-    return _with_indicators([graphs[i] for i in kept]), kept
+    return [graphs[i] for i in kept], kept
 
 
-def _with_indicators(graphs: list[Data]) -> list[Data]:
-    """Return the graphs with an indicator column for every kind of atom and bond that occurs."""
+def _kinds_of(graphs: list[Data]) -> dict[str, list[list[int]]]:
+    """Return the kinds of atoms and bonds that occur, for every column of the graphs."""
+    found = {}
+    for name in ("x", "edge_attr"):
+        encoder = OneHotEncoder().fit(torch.cat([graph[name] for graph in graphs]))
+        found[name] = [kinds.tolist() for kinds in encoder.categories_]
+    return found
+
+
+def _with_indicators(graphs: list[Data], kinds: dict[str, Any]) -> list[Data]:
+    """Return the graphs with an indicator column for every kind of atom and bond."""
     encoded = [Data(edge_index=graph.edge_index) for graph in graphs]
-    for field in ("x", "edge_attr"):
-        parts = [graph[field] for graph in graphs]
-        encoder = OneHotEncoder(sparse_output=False, dtype=np.float32)
-        kinds = torch.from_numpy(encoder.fit_transform(torch.cat(parts)))
-        for data, part in zip(encoded, kinds.split([*map(len, parts)]), strict=True):
-            data[field] = part
+    for name in ("x", "edge_attr"):
+        parts = [graph[name] for graph in graphs]
+        encoder = OneHotEncoder(
+            categories=kinds[name],
+            handle_unknown="ignore",
+            sparse_output=False,
+            dtype=np.float32,
+        )
+        columns = torch.from_numpy(encoder.fit_transform(torch.cat(parts)))
+        for data, part in zip(encoded, columns.split([*map(len, parts)]), strict=True):
+            data[name] = part
     return encoded

@@ -31,6 +31,7 @@ def as_problem(
     names: Sequence[str] | None = None,
     split: Masks | None = None,
     of_graphs: bool = False,
+    encoding: dict[str, Any] | None = None,
 ) -> Problem:
     """Return the problem of one graph, of the rows of a table, which have no edge_index, or of several graphs.
 
@@ -43,6 +44,7 @@ def as_problem(
         names: names of the nodes or graphs, by default their numbers.
         split: masks of the nodes or graphs that train, validate and test.
         of_graphs: whether graphs have labels, not nodes.
+        encoding: how the columns of a table became features.
 
     Raises:
         ValueError: the task does not fit, or there is nothing to predict.
@@ -79,6 +81,7 @@ def as_problem(
         split=split,
         directed=bool(directed),
         notes=tuple(notes),
+        encoding=encoding,
     )
 
 
