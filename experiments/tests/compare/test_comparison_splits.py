@@ -50,12 +50,26 @@ def test_the_search_sees_no_label_of_a_reported_split(number: int) -> None:
         assert not (torch.stack(tuning).any(0) & torch.stack(reported).any(0)).any()
 
 
-def test_without_a_reserve_the_validation_rows_stand_in_for_the_test_rows() -> None:
+def test_without_a_reserve_settings_are_scored_on_validation_rows_that_chose_no_epoch() -> (
+    None
+):
     tuning = split_of(problem(Y), 2, 0, tuning=True, pooled=False)
     reported = split_of(problem(Y), 2, 0, tuning=False, pooled=False)
     assert torch.equal(tuning.test, reported.val)
-    assert torch.equal(tuning.train, reported.train)
-    assert not (tuning.test & reported.test).any()
+    assert torch.equal(tuning.train | tuning.val, reported.train)
+    assert not (tuning.train & tuning.val).any()
+    assert int(tuning.val.sum()) == int(0.2 * reported.train.sum())
+    # Where few rows train, as in published splits, a half of the many that validate is spared.
+    masks = torch.zeros(3, len(Y), dtype=torch.bool)
+    masks[0, :100], masks[1, 100:400], masks[2, 400:] = True, True, True
+    tuning = split_of(problem(Y, split=tuple(masks)), 0, 0, tuning=True, pooled=False)
+    assert torch.equal(tuning.train, masks[0])
+    assert torch.equal(tuning.val | tuning.test, masks[1])
+    assert [int(part.sum()) for part in tuning] == [100, 150, 150]
+    # Of three rows nothing can be spared.
+    masks = torch.eye(3, len(Y), dtype=torch.bool)
+    tuning = split_of(problem(Y, split=tuple(masks)), 0, 0, tuning=True, pooled=False)
+    assert torch.equal(tuning.val, tuning.test)
 
 
 def test_splits_of_the_data_are_used() -> None:

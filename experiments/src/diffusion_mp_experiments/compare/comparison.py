@@ -491,7 +491,7 @@ class Comparison:
             for record in records
             if record["kind"] != "run" or record["split"] in self.splits
         ]
-        found = lines(self.table, self.records)
+        found = [self._with_search(line) for line in lines(self.table, self.records)]
         self.lines = sorted(found, key=lambda line: -sign * line.validation)
         if not self.lines:
             raise ValueError(
@@ -516,6 +516,25 @@ class Comparison:
         self.best = best.row
         self.same = [line.row for line in findings.equals(best, self.lines, behind)]
         self._behind = behind
+
+    def _with_search(self, line: Line) -> Line:
+        """Return a line whose validation score is the one with which its settings were chosen, if there were several.
+
+        It is of rows that did not choose the epoch, as the validation score of the reported runs is.
+        """
+        found = [
+            best_trial(record)["value"]
+            for record in self.records
+            if record["kind"] == "search"
+            and record["row"] == line.row
+            and record["split"] in {None, *self.splits}
+        ]
+        known = [value for value in found if value is not None]
+        if not known:
+            return line
+        metric = self.table.metric
+        mean = metric.sign * metric.scale * statistics.fmean(known)
+        return replace(line, validation=mean)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Comparison":
@@ -588,6 +607,11 @@ class Comparison:
     def behind(self, line: Line) -> tuple[float, float] | None:
         """Return how far a row is ahead of the best on the test rows (below zero: behind), and the standard error."""
         return self._behind.get(line.row)
+
+    def ahead(self, line: Line) -> bool:
+        """Return whether a row is ahead of the best on the test rows by more than two standard errors."""
+        mean, error = self.behind(line) or (0.0, 0.0)
+        return mean > 2 * error > 0
 
     def curves(self) -> dict[str, list[float]]:
         """Return the validation score by epoch of the first reported run of every row, by its title."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import field
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ def split_of(
     """Return a split that came with the data, or one that is drawn.
 
     With `pooled` a fixed part of the labels serves for the search of settings only. Otherwise a split is tuned on its
-    own validation rows, which stand in for the test rows.
+    own validation rows, see `_for_search`.
     """
     y = labels_of(problem)
     known = has_label(y)
@@ -96,8 +97,26 @@ def split_of(
         generator = torch.Generator().manual_seed(_SPLITS * seed + number)
         split = stratified(y, known, SHARES, generator)
     if tuning and not pooled:
-        split = split._replace(test=split.val)
+        return _for_search(split, y, torch.Generator().manual_seed(number))
     return split
+
+
+def _for_search(split: Split, y: Tensor, generator: torch.Generator) -> Split:
+    """Return a split that tests on validation rows, and chooses epochs on other ones.
+
+    The score of the best of many epochs is too good on the rows that chose it. Networks would win over models without
+    epochs that are as good.
+    """
+    if split.val.sum() < split.train.sum():
+        train, stop, _ = stratified(y, split.train, KEPT_SHARES, generator)
+        parts = Split(train, stop, split.val)
+    else:
+        stop, _, rest = stratified(y, split.val, (0.5, 0.0), generator)
+        parts = Split(split.train, stop, rest)
+    # Of a few rows nothing can be spared.
+    if all(bool(part.any()) for part in parts):
+        return parts
+    return split._replace(test=split.val)
 
 
 def kept_split(problem: Problem, validated: bool) -> Split:
@@ -181,6 +200,8 @@ class _Compared(SplitDataModule):
     pooled: bool = field(default=False, kw_only=True)
     kept: bool = field(default=False, kw_only=True)
     validated: bool = field(default=True, kw_only=True)
+
+    tuned_on: ClassVar[Literal["val", "test"]] = "test"
 
     @property
     def compared(self) -> Problem:

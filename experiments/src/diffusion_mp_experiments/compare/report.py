@@ -44,6 +44,16 @@ def verdict(comparison: Comparison) -> str:
         return f"{text} There is no other row."
     if not comparison.judged:
         return f"{text} A single split has no standard error, so which rows are no worse is not known."
+    ahead = [
+        f"{line.title} ({signed(comparison.behind(line), table.metric.digits)})"
+        for line in comparison.lines[1:]
+        if comparison.ahead(line)
+    ]
+    if ahead:
+        text += (
+            f" **Ahead of it on test** by more than two standard errors: {'; '.join(ahead)}. One of many rows may be "
+            "ahead by chance, but these are worth a second look."
+        )
     others = [name for name in comparison.same if name != best.row]
     if not others:
         return (
@@ -91,7 +101,7 @@ def how(comparison: Comparison) -> str:
         "that came with the data" if comparison.problem.split else "drawn at random"
     )
     if table.nested:
-        tuned = "by the validation rows of each split"
+        tuned = "by validation rows of each split that chose no epoch"
     else:
         tuned = "on 30 % of the labels, which no reported score uses"
     number = len(comparison.splits)
@@ -108,7 +118,8 @@ def how(comparison: Comparison) -> str:
     sentences = [
         means,
         f"A row with settings to choose chose among {table.trials} of them {tuned}; networks trained for at most "
-        f"{table.epochs} epochs. Rows are sorted by the validation score.",
+        f"{table.epochs} epochs.",
+        "Rows are sorted by the score with which settings were chosen.",
         difference,
         "Test labels chose nothing.",
         "Whether another search, more time or other features would change the order, this table does not say.",

@@ -310,9 +310,9 @@ def _measured(
         number = logged.take(f"{stage}_{metric}")
         return number if math.isfinite(number) else None
 
-    result: Config = {"validation": value("val")}
     if tuning:
-        return result
+        return {"validation": value(getattr(data, "tuned_on", "val"))}
+    result: Config = {"validation": value("val")}
     trained: Any = module.model
     with measured(trained) as states:
         result["test"] = value("test")

@@ -72,6 +72,8 @@ class SplitDataModule(LightningDataModule):
 
     #: The LightningModule that trains a model on these data.
     trains: ClassVar[type[LightningModule]] = NodeClassifier
+    #: The part whose score is that of a setting, where settings are chosen.
+    tuned_on: ClassVar[Literal["val", "test"]] = "val"
 
     split: Seed = field(default=0, kw_only=True)
     tuning: bool = field(default=False, kw_only=True)
