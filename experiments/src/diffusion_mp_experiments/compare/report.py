@@ -130,7 +130,7 @@ def how(comparison: Comparison) -> str:
 def improving(comparison: Comparison) -> str:
     if not comparison.improving:
         return ""
-    titles = ", ".join(comparison.improving)
+    titles = "; ".join(comparison.improving)
     return (
         f"- Best in the last tenth of the epochs, and so still improving when training ended: {titles}. With more "
         f"minutes these may come out better."
@@ -138,7 +138,7 @@ def improving(comparison: Comparison) -> str:
 
 
 def hurried(comparison: Comparison) -> str:
-    titles = ", ".join(comparison.hurried_searches)
+    titles = "; ".join(comparison.hurried_searches)
     if not titles:
         return ""
     return f"- The time was over before all settings were tried: {titles}. The same command with more minutes goes on."
