@@ -215,8 +215,8 @@ class PairwiseCoupling(FeatureCoupling):
 
 
 def features_of_squares(
-    query: Features,
-    key: Features | None,
+    query: Values,
+    key: Values | None,
     ptr: Tensor | None,
     centre: Tensor | None = None,
 ) -> tuple[Features, Features]:
