@@ -14,6 +14,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.data import Data, HeteroData
 
 from diffusion_mp import *
+from diffusion_mp.checks import Count, checked
 from diffusion_mp.couplings import *
 from diffusion_mp.data import label_mask
 from diffusion_mp.updates import fixed_point
@@ -183,6 +184,16 @@ test_bad_types = refuses(
 def test_a_word_for_return_coupling_is_refused():
     with pytest.raises(TypeError, match="return_coupling must be True or False"):
         conv(return_coupling="yes")
+
+
+def test_values_of_a_starred_parameter_are_no_other_argument(no_typecheck):
+    @checked
+    def counted(*inputs: int, count: Count = 1) -> int:
+        return count
+
+    assert counted(0, -1) == 1
+    with pytest.raises(ValueError, match="count must be"):
+        counted(0, count=0)
 
 
 def test_what_is_not_an_error():

@@ -233,9 +233,16 @@ class RingDistances(OverRanks):
         coupling: the coupling among the nodes of this rank.
         ring: the ranks.
         first: number of the first node of this rank in the whole graph.
+        centre: the point from which all ranks measure.
     """
 
-    def __init__(self, coupling: DistanceCoupling, ring: Ring, first: int) -> None:
+    def __init__(
+        self,
+        coupling: DistanceCoupling,
+        ring: Ring,
+        first: int,
+        centre: Float[Tensor, "one H F"],
+    ) -> None:
         # The backward pass of a ring knows the tensors that it was given, and not what f holds.
         module = getattr(coupling.function, "__self__", coupling.function)
         if isinstance(module, nn.Module) and any(
@@ -249,20 +256,18 @@ class RingDistances(OverRanks):
         self.coupling: DistanceCoupling = coupling
         self.ring = ring
         self.first = first
+        self.centre = centre
 
     def _product(self, v: HeadState) -> HeadState:
         coupling = self.coupling
         (_, values), dtype = accumulating(coupling.query, v)
-        # Distances are the same from any point, but all ranks have to take the same one, here about the mean.
-        centre = all_reduce(coupling.key.detach().double().sum(0), self.ring.group)
-        centre = centre.unsqueeze(0) / (self.ring.block * self.ring.ranks)
         query, key = (
             self.ring.padded(rows, rows[-1:])
             for rows in features_of_squares(
                 coupling.query,
                 None if coupling.mutual else coupling.key,
                 None,
-                centre,
+                self.centre,
             )
         )
         nodes = torch.arange(self.ring.block, device=v.device) + self.first
@@ -293,4 +298,4 @@ class RingDistances(OverRanks):
 
     def _transpose(self) -> Coupling:  # type: ignore[override]
         turned = cast("DistanceCoupling", self.coupling._transpose())
-        return RingDistances(turned, self.ring, self.first)
+        return RingDistances(turned, self.ring, self.first, self.centre)

@@ -254,7 +254,8 @@ class ShardedGraph(GraphPart):
             return RingCoupling(coupling, Ring(self.total_nodes, self.group))
         if isinstance(coupling, DistanceCoupling):
             ring = Ring(self.total_nodes, self.group)
-            return RingDistances(coupling, ring, self.first_node)
+            centre = self.centre(coupling.key.double())
+            return RingDistances(coupling, ring, self.first_node, centre)
         # A mixture of Gaussians is a sum of multiples.
         if isinstance(coupling, SumCoupling):
             return SumCoupling([self.share(term) for term in coupling.terms])

@@ -240,6 +240,11 @@ def number_of_parts(problem: Problem) -> int:
     return math.ceil(nodes / _PART)
 
 
+def enough_epochs(problem: Problem) -> int:
+    """Return below how many epochs networks are hardly trained; an epoch in parts has many steps."""
+    return ENOUGH if number_of_parts(problem) == 1 else FEW_ENOUGH
+
+
 def cannot_run(problem: Problem, table: Table) -> dict[str, str]:
     """Return the rows that cannot run on these data, with the reason."""
     reasons = {}
@@ -284,13 +289,8 @@ def _compared(
     finished = False
     while not finished:
         planned.save(path)
-        begun = time.monotonic()
-        harness, new = _made(planned.applied(table), folder, workers, end)
-        now = time.monotonic()
-        # What a process does beside training, such as reading data, counts too.
-        trained = sum(record["seconds"] for record in new)
-        beside = (workers.jobs * (now - begun) - trained) / max(len(new), 1)
-        left = workers.jobs * (end - now)
+        harness, beside = _made(planned.applied(table), folder, workers, end)
+        left = workers.jobs * (end - time.monotonic())
         larger = _grown(planned, table, harness, beside, left, table_splits(problem))
         finished = larger == planned
         planned = larger
@@ -336,19 +336,18 @@ def _plan(
     left = end - time.monotonic()
     most = table_splits(problem)
     table = replace(table, rows=[row for row in table.rows if row.name in costs])
-    choices: Sequence[int] = EPOCHS
-    enough = ENOUGH
-    if parts > 1:
-        choices = (*FEW_EPOCHS, *EPOCHS)
-        enough = FEW_ENOUGH
-    planned = plan(table, costs, jobs * left, most, choices, enough)
+    choices = EPOCHS if parts == 1 else (*FEW_EPOCHS, *EPOCHS)
+    planned = plan(table, costs, jobs * left, most, choices, enough_epochs(problem))
     return replace(planned, left_out={**reasons, **planned.left_out})
 
 
 def _made(
     table: Table, folder: Path, workers: Workers, end: float
-) -> tuple[Harness, list[Record]]:
-    """Train what a table lacks until the time `end`; return everything that was done, and what is new."""
+) -> tuple[Harness, float]:
+    """Train what a table lacks until the time `end`.
+
+    Return what was done, and the seconds of a process for a run beside its training, such as those of reading data.
+    """
     harness = Harness(table, folder, train_each=workers.until(end))
     before = len(harness.done)
     # However long the search takes, all rows are then trained for their test scores.
@@ -356,7 +355,10 @@ def _made(
     searched = now + search_share(harness) * (end - now)
     harness.search_each = workers.until(searched, (searched + end) / 2)
     harness.make(table.rows)
-    return harness, list(harness.done.values())[before:]
+    new = list(harness.done.values())[before:]
+    trained = sum(record["seconds"] for record in new)
+    spent = workers.jobs * (time.monotonic() - now)
+    return harness, (spent - trained) / max(len(new), 1)
 
 
 def search_share(harness: Harness) -> float:
@@ -523,11 +525,9 @@ class Comparison:
         It is of rows that did not choose the epoch, as the validation score of the reported runs is.
         """
         found = [
-            best_trial(record)["value"]
-            for record in self.records
-            if record["kind"] == "search"
-            and record["row"] == line.row
-            and record["split"] in {None, *self.splits}
+            best_trial(search)["value"]
+            for search in self._searches(line.row)
+            if search["split"] in {None, *self.splits}
         ]
         known = [value for value in found if value is not None]
         if not known:
@@ -535,6 +535,14 @@ class Comparison:
         metric = self.table.metric
         mean = metric.sign * metric.scale * statistics.fmean(known)
         return replace(line, validation=mean)
+
+    def _searches(self, row: str) -> list[Record]:
+        """Return the records of the searches of a row."""
+        return [
+            record
+            for record in self.records
+            if record["kind"] == "search" and record["row"] == row
+        ]
 
     @classmethod
     def load(cls, folder: str | Path) -> "Comparison":
@@ -568,9 +576,8 @@ class Comparison:
     @property
     def hardly_trained(self) -> bool:
         """Whether the time was too short for enough epochs."""
-        enough = ENOUGH if number_of_parts(self.problem) == 1 else FEW_ENOUGH
         trained = any("epoch" in record for record in self.records)
-        return trained and self.table.epochs < enough
+        return trained and self.table.epochs < enough_epochs(self.problem)
 
     @property
     def improving(self) -> list[str]:
@@ -648,11 +655,7 @@ class Comparison:
     def kept(self) -> Config:
         """The configuration of the kept model: the best settings, and all labels but those that choose its epoch."""
         row = self.table.row(self.best)
-        search = next(
-            record
-            for record in self.records
-            if record["kind"] == "search" and record["row"] == self.best
-        )
+        search = self._searches(self.best)[0]
         config = self.table.config(row, best_trial(search)["settings"])
         arguments = {"kept": True, "validated": self.is_network}
         config["data"] = with_arguments(config["data"], **arguments)

@@ -137,14 +137,16 @@ def plan(
         chosen = max(fitting, key=_worth) if fitting else min(budgets)
         least = {row.name: needed(row, *chosen) for row in rows}
         slowest = max(rows, key=lambda row: least[row.name])
-        share = least[slowest.name] / sum(least.values())
+        total = sum(least.values())
+        greedy = len(rows) * least[slowest.name] > _GREEDY * total
         splits, trials, epochs = chosen
-        if fitting and (epochs >= enough or share <= _GREEDY / len(rows)):
+        if fitting and (epochs >= enough or not greedy):
             for name in left_out:
                 waiting[name] = costs[name].of(epochs)
             return Plan(splits, trials, epochs, left_out, waiting, seconds=seconds)
         why = "do not fit beside the others"
         if fitting:
+            share = least[slowest.name] / total
             why = f"are {share:.0%} of all, and leave too little for the others"
         left_out[slowest.name] = (
             f"it takes about {least[slowest.name]:.0f} seconds of computing time for {trials} settings and {epochs} "

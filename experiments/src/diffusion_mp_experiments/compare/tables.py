@@ -74,7 +74,13 @@ def read_table(
         graphs = [data]
         if edges is not None:
             encoding["identifier"] = identifier
-            encoding |= _add_edges(data, _Table(edges), table, names)
+            joining = _Table(edges)
+            _add_edges(data, joining, table, names)
+            if joining.columns:
+                columns = joining.feature_columns(joined=True)
+                encoding["edge_attr"] = [asdict(column) for column in columns]
+                data.edge_attr = joining.features(columns)
+                table.notes += joining.notes
     return as_problem(
         graphs,
         _label_values([labels[i] for i in kept]),
@@ -116,7 +122,11 @@ def read_new(source: Any, edges: Path | None, encoding: dict[str, Any]) -> list[
     columns = [Column(**column) for column in encoding["x"]]
     data = Data(x=table.features(columns))
     if edges is not None:
-        _add_edges(data, _Table(edges), table, names, encoding)
+        joining = _Table(edges)
+        _add_edges(data, joining, table, names)
+        if "edge_attr" in encoding:
+            columns = [Column(**column) for column in encoding["edge_attr"]]
+            data.edge_attr = joining.features(columns)
     return [data]
 
 
@@ -136,18 +146,19 @@ class Column:
     mean: float = 0.0
     marked: bool = False
 
-    def features(self, texts: list[str], where: Path | str) -> np.ndarray:
+    def features(self, table: "_Table") -> np.ndarray:
         """Return the features [rows, …] of a column; a text that is none of the kinds has no indicator."""
         if self.kinds:
-            return np.array([*map(_known, texts)])[:, None] == np.array(self.kinds)
-        numbers = _numbers(texts)
+            texts = map(_known, table.columns[self.name])
+            return np.array([*texts])[:, None] == np.array(self.kinds)
+        numbers = table.numbers(self.name)
         if numbers is None:
             raise ValueError(
-                f'{where}: the column "{self.name}" must hold numbers, as in the compared table.'
+                f'{table.path}: the column "{self.name}" must hold numbers, as in the compared table.'
             )
         missing = np.isnan(numbers)
-        numbers[missing] = self.mean
-        return np.stack([missing, numbers] if self.marked else [numbers], 1)
+        filled = np.where(missing, self.mean, numbers)
+        return np.stack([missing, filled] if self.marked else [filled], 1)
 
 
 class _Table:
@@ -172,6 +183,13 @@ class _Table:
             self.columns = _columns(source.to_csv(index=False))
         self.rows = len(next(iter(self.columns.values())))
         self.notes: list[str] = []
+        self._parsed: dict[str, np.ndarray | None] = {}
+
+    def numbers(self, name: str) -> np.ndarray | None:
+        """Return the numbers of a column, see `_numbers`; they are parsed once."""
+        if name not in self._parsed:
+            self._parsed[name] = _numbers(self.columns[name])
+        return self._parsed[name]
 
     def named(self, names: Collection[str]) -> list[str]:
         return [column for column in self.columns if column.lower() in names]
@@ -264,7 +282,7 @@ class _Table:
         """
         found = []
         for name, texts in self.columns.items():
-            numbers = _numbers(texts)
+            numbers = self.numbers(name)
             if numbers is None:
                 kinds = sorted({*map(_known, texts)})
                 count = len(kinds)
@@ -298,7 +316,7 @@ class _Table:
         parts = [np.ones((self.rows, 1))] if not columns else []
         for column in columns:
             self.check_column(column.name, "a column of the compared table")
-            parts.append(column.features(self.columns[column.name], self.path))
+            parts.append(column.features(self))
         return torch.from_numpy(np.hstack(parts).astype(np.float32))
 
 
@@ -363,17 +381,8 @@ def _label_values(texts: list[str]) -> np.ndarray:
     return values
 
 
-def _add_edges(
-    data: Data,
-    edges: _Table,
-    nodes: _Table,
-    names: Sequence[str],
-    encoding: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Set edge_index of the graph, and edge_weight and edge_attr if the table of edges has such columns.
-
-    Return how the features of edges were encoded, which is the ``encoding`` if there is one.
-    """
+def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -> None:
+    """Set edge_index of the graph, and edge_weight if the table of edges has weights; other columns are left."""
     columns = edges.columns
     columns.pop("", None)
     place = {name: number for number, name in enumerate(names)}
@@ -402,16 +411,6 @@ def _add_edges(
                 f"so that it becomes a feature of the edges."
             )
         data.edge_weight = torch.from_numpy(weights).float()
-    if encoding is None:
-        encoding = {}
-        if columns:
-            found = edges.feature_columns(joined=True)
-            encoding["edge_attr"] = [asdict(column) for column in found]
-            nodes.notes += edges.notes
-    if "edge_attr" in encoding:
-        found = [Column(**column) for column in encoding["edge_attr"]]
-        data.edge_attr = edges.features(found)
-    return encoding
 
 
 def _molecules(table: _Table, name: str) -> tuple[list[Data], list[int]]:
