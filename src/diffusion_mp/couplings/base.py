@@ -851,14 +851,13 @@ class SumCoupling(Coupling):
     def __init__(self, terms: Sequence[Coupling], *, _checked: bool = False) -> None:
         if not _checked:
             _check_terms(terms)
-        flat: list[Coupling] = []
+        first = terms[0]
+        super().__init__(first.num_nodes, first.heads, first, _checked=True)
+        self.terms: list[Coupling] = []
         for term in terms:
-            flat += term.terms if isinstance(term, SumCoupling) else [term]
-        first = flat[0]
-        heads = max(term.heads for term in flat)
-        super().__init__(first.num_nodes, heads, first, _checked=True)
-        self.dtype = reduce(torch.promote_types, [term.dtype for term in flat])
-        self.terms: list[Coupling] = flat
+            self.heads = max(self.heads, term.heads)
+            self.dtype = torch.promote_types(self.dtype, term.dtype)
+            self.terms += term.terms if isinstance(term, SumCoupling) else [term]
 
     @cached_property
     def ptr(self) -> Tensor | None:

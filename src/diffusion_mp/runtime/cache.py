@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
-from diffusion_mp.runtime.torch_private import observed
 from diffusion_mp.runtime.torch_private import values_only as values_only
 
 T = TypeVar("T")
@@ -18,7 +17,7 @@ T = TypeVar("T")
 
 def may_keep() -> bool:
     """Return whether tensors computed now may be kept: tensors made inside a transform of torch do not outlive it."""
-    return torch.compiler.is_compiling() or not observed()
+    return torch.compiler.is_compiling() or values_only(captured=True)
 
 
 class cached_property(Generic[T]):

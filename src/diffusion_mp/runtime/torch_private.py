@@ -33,27 +33,22 @@ def differentiated_inside() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def observed() -> bool:
-    """Return whether a transform, forward or dispatch mode is active, or gradients are batched (torch 2.6 to 2.14).
-
-    ``autograd.grad(is_grads_batched=True)`` batches gradients, and so does
-    ``torch.autograd.functional.hessian(vectorize=True)``. Both map by other means than ``torch.func.vmap``.
-    """
-    # Every operation asks, so the questions above are repeated here, where each call would cost as much as an answer.
-    return (
-        torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._dispatch_tls_is_dispatch_key_included(_MANY_GRADIENTS)
-    )
-
-
 def values_only(*, captured: bool = False) -> bool:
     """Return whether torch computes values only: it does not compile, transform, record or capture (torch 2.6 to 2.14).
 
+    Gradients that are batched are transforms, too: ``autograd.grad(is_grads_batched=True)`` batches them, and so does
+    ``torch.autograd.functional.hessian(vectorize=True)``, both by other means than ``torch.func.vmap``.
+
     With ``captured`` torch may capture a CUDA graph: calls then run as they come, but no values can be read.
     """
-    if torch.compiler.is_compiling() or observed():
+    # Every operation asks, so the questions above are repeated here, where each call would cost as much as an answer.
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._dispatch_tls_is_dispatch_key_included(_MANY_GRADIENTS)
+    ):
         return False
     return captured or not (
         torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -234,7 +234,8 @@ def _transformed(v: Tensor, periodic: bool, inverse: bool) -> Tensor:
     With ``periodic`` return the Hartley transform, Σ_i v_i (cos + sin)(2πmi/n)/√n, which is its own inverse.
     """
     if periodic:
-        spectrum = torch.fft.fft(v, dim=2, norm="ortho")
+        # Contiguous, since MKL of PyTorch 2.6 refuses expanded tensors, such as the gradient of a sum.
+        spectrum = torch.fft.fft(v.contiguous(), dim=2, norm="ortho")
         return spectrum.real - spectrum.imag
     n = v.size(2)
     mode = torch.arange(n, dtype=v.dtype, device=v.device)
