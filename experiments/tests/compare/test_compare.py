@@ -226,6 +226,11 @@ def test_new_rows_of_a_table_are_predicted(tmp_path: Path) -> None:
         assert np.corrcoef(found, frame["target"][60:])[0, 1] > 0.95
     # A single row has neighbours among the compared ones.
     assert result.predict(new[:1]).shape == (1,)
+    named = {"out": out, "jobs": 1, "only": only, "predict": tmp_path / "new.csv"}
+    compare(tmp_path / "rows.csv", 2, **named)
+    written = pd.read_csv(out / "new_predictions.csv")
+    assert written["id"].tolist() == list(range(30))
+    np.testing.assert_allclose(written["prediction"], found, rtol=1e-6)
     with pytest.raises(ValueError, match="x of data must have the 3 features"):
         result.predict(Data(x=torch.rand(3, 2)))
 
@@ -278,6 +283,16 @@ def test_a_large_graph_trains_in_parts_in_one_process(
     difference, error = result.behind(other) or (0.0, 0.0)
     assert difference < -2 * error < 0
     assert result.same == [result.best]
+
+
+def test_a_mistake_in_the_new_rows_is_found_first(tmp_path: Path) -> None:
+    pd.DataFrame({"a": range(40), "y": [0, 1] * 20}).to_csv(tmp_path / "rows.csv")
+    pd.DataFrame({"b": range(3)}).to_csv(tmp_path / "new.csv")
+    options = {"target": "y", "out": tmp_path / "out", "predict": tmp_path / "new.csv"}
+    with pytest.raises(ValueError, match="has no column 'a'"):
+        compare(tmp_path / "rows.csv", 10, **options)
+    with pytest.raises(ValueError, match="predict is for nodes and graphs"):
+        compare(problems()["links"], 10, out=tmp_path / "links", predict="new.csv")
 
 
 REFUSED = [

@@ -218,10 +218,11 @@ def test_new_rows_are_encoded_as_the_compared_ones(tmp_path):
     # As saved, without the order of columns, with others, and without a label.
     problem.save(tmp_path / "problem.npz")
     problem = Problem.load(tmp_path / "problem.npz")
-    (new,) = read_more(
+    (new,), names = read_more(
         write(tmp_path, {"new.csv": "city,more,size\nRome,1,2\nParis,2,\n,3,8\n"})[0],
         problem,
     )
+    assert names == ["0", "1", "2"]
     # Indicators of missing sizes, sizes, and of no city, Oslo and Rome.
     mean = 8 / 3
     expected = torch.tensor([[0, 2, 0, 0, 1], [1, mean, 0, 0, 0], [0, 8, 1, 0, 0]])
@@ -249,7 +250,8 @@ def test_new_nodes_come_with_their_edges(tmp_path):
     with pytest.raises(ValueError, match="edges must be the table of the edges"):
         read_more(new / "nodes.csv", problem)
     (new / "edges.csv").write_text("source,target,kind\nv,u,far\n")
-    (graph,) = read_more(new, problem)
+    (graph,), names = read_more(new, problem)
+    assert names == ["u", "v"]
     assert graph.x.tolist() == [[5], [6]]
     assert graph.edge_index.tolist() == [[0, 1], [1, 0]]
     assert graph.edge_attr.tolist() == [[1, 0], [1, 0]]

@@ -44,7 +44,16 @@ def run_compare(args: list[str]) -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="ROW", help="these rows, not all"
     )
+    parser.add_argument(
+        "--predict",
+        metavar="NEW",
+        help="a table of new rows with the same columns, or the folder of new nodes.csv and edges.csv",
+    )
     options = vars(parser.parse_args(args))
     comparison = compare(options.pop("data"), options.pop("minutes"), **options)
     print(f"\n{verdict(comparison)}\n\n{scores(comparison)}\n")
     print(f"With pictures: {comparison.folder / 'report.md'}")
+    for name in ("predictions.csv", "new_predictions.csv"):
+        path = comparison.folder / name
+        if path.is_file():
+            print(f"Predictions: {path}")

@@ -109,6 +109,7 @@ def compare(
     edges: str | Path | None = None,
     identifier: str | None = None,
     directed: bool | None = None,
+    predict: str | Path | None = None,
 ) -> "Comparison":
     """Compare models on data of one's own, all with one budget, and keep the best of them.
 
@@ -129,6 +130,8 @@ def compare(
         edges: file of the edges of a table of nodes, see `read`.
         identifier: column of the ids of nodes, see `read`.
         directed: whether edges have a direction, see `read`.
+        predict: a table of new rows with the same columns, or the folder of new nodes.csv and edges.csv. Their
+            predictions are written to ``new_predictions.csv`` in ``out``.
 
     Raises:
         ValueError: the data cannot be read, or the time is too short for any row.
@@ -158,7 +161,23 @@ def compare(
         if number_of_parts(problem) > 1:
             # Several trainings of a large graph would need too much memory, and one keeps all cores busy.
             workers.restart(1, threads=jobs)
-        return _compared(problem, table, folder, workers, start, 60 * minutes)
+        if predict is not None:
+            # A mistake in the new rows is found before the minutes are spent.
+            check_predictable(problem)
+            read_more(predict, problem)
+        result = _compared(problem, table, folder, workers, start, 60 * minutes)
+        if predict is not None:
+            result.write_predictions(folder / "new_predictions.csv", predict)
+        return result
+
+
+def check_predictable(problem: Problem) -> None:
+    """Raise unless there are rows, nodes or graphs to predict."""
+    if problem.task == "link":
+        raise ValueError(
+            "predict is for nodes and graphs; a model of links scores pairs: comparison.module().model(x, edge_index, "
+            "edge_label_index=pairs)."
+        )
 
 
 def _problem(data: Any, folder: Path, **options: Any) -> Problem:
@@ -688,7 +707,6 @@ class Comparison:
         """Return the kept model in its LightningModule; a row that is fitted at once is fitted again."""
         return kept_module(self.kept, self.model_path)
 
-    @torch.no_grad()
     def predict(
         self, data: Any = None, *, edges: str | Path | None = None
     ) -> np.ndarray:
@@ -705,22 +723,46 @@ class Comparison:
             ValueError: the comparison is of links, whose scores are those of ``module().model``; the new rows do not
                 have the columns of the compared ones; or the best row knows the compared nodes only.
         """
+        _, predicted = self._predicted(data, edges)
+        return predicted
+
+    def write_predictions(
+        self, path: str | Path, data: Any = None, *, edges: str | Path | None = None
+    ) -> None:
+        """Write the ids and the predictions of new rows as a table .csv.
+
+        Args:
+            path: the file, which is replaced.
+            data: the new rows, see `predict`. By default the compared rows without a label, or all of them.
+            edges: the table of the edges between new nodes, see `predict`.
+        """
+        names, predicted = self._predicted(data, edges)
+        wanted = torch.ones(len(names), dtype=torch.bool)
+        if data is None:
+            unlabelled = ~has_label(labels_of(self.problem))
+            wanted = unlabelled if unlabelled.any() else wanted
+        rows = [(names[i], predicted[i]) for i in wanted.nonzero().flatten().tolist()]
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("id", "prediction"), *rows])
+
+    @torch.no_grad()
+    def _predicted(
+        self, data: Any, edges: str | Path | None
+    ) -> tuple[Sequence[str], np.ndarray]:
+        """Return the ids of rows, nodes or graphs, and what `predict` returns for them."""
         problem = self.problem
-        if problem.task == "link":
-            raise ValueError(
-                "predict is for nodes and graphs; a model of links scores pairs: comparison.module().model(x, "
-                "edge_index, edge_label_index=pairs)."
-            )
+        check_predictable(problem)
         module = self.module()
         first = 0
         graphs = problem.graphs
+        names: Sequence[str] = problem.names
         if data is not None:
             if isinstance(module.model, Predictor):
                 raise ValueError(
                     f"{self.lines[0].title} predicts the compared nodes only; add the new ones to them, without a "
                     f"label, and compare again."
                 )
-            graphs = self._new(data, edges)
+            graphs, names = self._new(data, edges)
             if problem.graphs[0].edge_index is None:
                 first = len(problem.graphs[0].x)
                 (rows,) = graphs
@@ -729,17 +771,20 @@ class Comparison:
         batch = ToDiffusionGraph()(graphs) if problem.task == "graph" else graphs[0]
         outputs = module(batch)[first:]
         if problem.classes:
-            return np.array(problem.classes)[outputs.argmax(1).numpy()]
+            return names, np.array(problem.classes)[outputs.argmax(1).numpy()]
         split = kept_split(problem, self.is_network)
         shift, scale = target_scaling(problem, split)
-        return (outputs.view(-1) * scale + shift).numpy()
+        return names, (outputs.view(-1) * scale + shift).numpy()
 
-    def _new(self, data: Any, edges: str | Path | None) -> list[Data]:
-        """Return the graphs of new data, with the features of the compared ones."""
+    def _new(
+        self, data: Any, edges: str | Path | None
+    ) -> tuple[list[Data], Sequence[str]]:
+        """Return the graphs of new data, with the features of the compared ones, and the ids of what is predicted."""
         if isinstance(data, (str, Path)) or hasattr(data, "to_csv"):
-            graphs = read_more(data, self.problem, edges)
+            graphs, names = read_more(data, self.problem, edges)
         else:
             graphs = [data] if isinstance(data, Data) else list(data)
+            names = []
         channels = self.problem.graphs[0].x.size(1)
         for graph in graphs:
             what = "a table (a path or a DataFrame), a Data, or a list of them"
@@ -748,7 +793,11 @@ class Comparison:
                 raise ValueError(
                     f"x of data must have the {channels} features of the compared data; got {describe(graph.x)}."
                 )
-        return graphs
+        if not names:
+            nodes = self.problem.task == "node"
+            number = sum(graph.num_nodes for graph in graphs) if nodes else len(graphs)
+            names = [str(row) for row in range(number)]
+        return graphs, names
 
     @property
     def frame(self) -> Any:
@@ -777,20 +826,5 @@ class Comparison:
         text = markdown(self)
         (self.folder / "report.md").write_text(text, "utf-8")
         if self.problem.task != "link":
-            self._write_predictions()
+            self.write_predictions(self.folder / "predictions.csv")
         return text
-
-    def _write_predictions(self) -> None:
-        """Write the predictions of all rows without a label, or of all rows where none lacks a label."""
-        problem = self.problem
-        wanted = ~has_label(labels_of(problem))
-        if not wanted.any():
-            wanted = ~wanted
-        predicted = self.predict()
-        with (self.folder / "predictions.csv").open(
-            "w", newline="", encoding="utf-8"
-        ) as file:
-            writer = csv.writer(file)
-            writer.writerow(["id", "prediction"])
-            for i in wanted.nonzero().flatten().tolist():
-                writer.writerow([problem.names[i], predicted[i]])

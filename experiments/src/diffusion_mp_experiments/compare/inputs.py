@@ -100,8 +100,8 @@ def read(
 
 def read_more(
     source: Any, problem: Problem, edges: str | Path | None = None
-) -> list[Data]:
-    """Read a table of new rows, with the columns of the table of a problem.
+) -> tuple[list[Data], list[str]]:
+    """Read a table of new rows, with the columns of the table of a problem; also return the ids of its rows.
 
     Args:
         source: the table, a path or a DataFrame; or the folder of its nodes.csv and edges.csv.
@@ -130,9 +130,9 @@ def read_more(
         raise ValueError(
             "edges must be the table of the edges between the new nodes, as the compared nodes have edges; got None."
         )
-    graphs = read_new(source, its_edges, encoding)
+    graphs, names = read_new(source, its_edges, encoding)
     tidy_edges(graphs[0], problem.directed, [])
-    return graphs
+    return graphs, names
 
 
 def _tables(path: Path, edges: str | Path | None) -> tuple[Path | None, Path | None]:

@@ -70,10 +70,10 @@ def read_table(
     else:
         columns = table.feature_columns(joined=edges is not None)
         encoding["x"] = [asdict(column) for column in columns]
+        encoding["identifier"] = identifier
         data = Data(x=table.features(columns))
         graphs = [data]
         if edges is not None:
-            encoding["identifier"] = identifier
             joining = _Table(edges)
             _add_edges(data, joining, table, names)
             if joining.columns:
@@ -97,8 +97,10 @@ def read_table(
     )
 
 
-def read_new(source: Any, edges: Path | None, encoding: dict[str, Any]) -> list[Data]:
-    """Read a table with the columns of another one, and encode it in the same way.
+def read_new(
+    source: Any, edges: Path | None, encoding: dict[str, Any]
+) -> tuple[list[Data], list[str]]:
+    """Read a table with the columns of another one, and encode it in the same way; also return the ids of its rows.
 
     Args:
         source: the table, a path or a DataFrame.
@@ -115,10 +117,12 @@ def read_new(source: Any, edges: Path | None, encoding: dict[str, Any]) -> list[
         graphs, kept = _molecules(table, name)
         if len(kept) < table.rows:
             raise ValueError(f"{table.path}: {table.notes[-1]} Remove these rows.")
-        return _with_indicators(graphs, encoding)
-    names: list[str] = []
-    if edges is not None:
-        names = table.take_names(encoding.get("identifier"), needed=True)
+        return _with_indicators(graphs, encoding), table.columns[name]
+    identifier = encoding.get("identifier")
+    # Only edges need the ids.
+    if edges is None and identifier not in table.columns:
+        identifier = None
+    names = table.take_names(identifier, needed=edges is not None)
     columns = [Column(**column) for column in encoding["x"]]
     data = Data(x=table.features(columns))
     if edges is not None:
@@ -127,7 +131,7 @@ def read_new(source: Any, edges: Path | None, encoding: dict[str, Any]) -> list[
         if "edge_attr" in encoding:
             columns = [Column(**column) for column in encoding["edge_attr"]]
             data.edge_attr = joining.features(columns)
-    return [data]
+    return [data], names
 
 
 @dataclass(frozen=True)
