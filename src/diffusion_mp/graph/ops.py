@@ -196,7 +196,7 @@ def walk_pairs(edge_index: Tensor, weight: Tensor, num_nodes: int, hops: int) ->
         walks = steps + walks @ steps
     # Also puts the pairs in order.
     walks.sum_duplicates()
-    ends = np.stack(walks.tocoo().coords)
+    ends = np.stack(walks.nonzero())
     return torch.from_numpy(ends).to(edge_index)
 
 
