@@ -84,6 +84,21 @@ PREDICTORS = [
 ]
 
 
+def test_numbers_are_spread_as_shares_of_the_least_and_the_largest():
+    """The limit in closed form, on a path of five nodes; the sixth has no neighbours, and the mean."""
+    edges = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 4]])
+    y = torch.tensor([2.0, math.nan, math.nan, math.nan, 6.0, math.nan])
+    data = Data(torch.ones(6, 1), torch.cat([edges, edges.flip(0)], 1), y=y)
+    found = Labels(None, 0.9).scores(data, 0)
+    adjacency = torch.zeros(5, 5)
+    adjacency[data.edge_index[0], data.edge_index[1]] = 1
+    root = adjacency.sum(1).rsqrt()
+    limit = torch.linalg.inv(torch.eye(5) - 0.9 * root[:, None] * adjacency * root)
+    share = limit[:, 4] / (limit[:, 0] + limit[:, 4])
+    expected = torch.cat([2 + 4 * share, torch.tensor([4.0])])
+    torch.testing.assert_close(found, expected.unsqueeze(1))
+
+
 def config(epochs=8, patience=8, lr=0.05, **more):
     return {
         "data": DIGITS,

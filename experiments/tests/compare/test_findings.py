@@ -1,7 +1,10 @@
 """What a report points out about the data."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch_geometric.data import Data
 from diffusion_mp_experiments.compare import findings
 from diffusion_mp_experiments.compare.comparison import table_of
 from diffusion_mp_experiments.compare.problem import Problem
+from diffusion_mp_experiments.compare.report import verdict
 from diffusion_mp_experiments.reproduce.report import Line
 
 
@@ -54,6 +58,11 @@ def test_duplicate_rows() -> None:
     assert "test rows have the same features as a training row" in sentences(
         x, y, edge_index
     )
+
+
+def test_a_few_coarse_columns_are_no_duplicates() -> None:
+    x, y, edge_index = drawn()
+    assert sentences(x.sign(), y, edge_index) == ""
 
 
 def test_imbalance_and_rare_classes() -> None:
@@ -114,3 +123,35 @@ def test_the_error_of_accuracies_is_that_of_drawn_test_rows() -> None:
     accuracies = 100 * right.double().mean(1)
     deviation = float(accuracies.diff(dim=1).std())
     assert findings.accuracy_error(70.0, 90.0, 500) == pytest.approx(deviation, 0.05)
+
+
+def judged(best: Line, *others: Line, **known: Any) -> str:
+    """Return the verdict on rows, of which `same` are no worse, or nothing is known if it is missing."""
+    metric = SimpleNamespace(digits=1)
+    comparison = SimpleNamespace(
+        table=SimpleNamespace(metric=metric, epochs=100),
+        lines=[best, *others],
+        hardly_trained=False,
+        judged="same" in known,
+        ahead=lambda line: False,
+        **known,
+    )
+    return verdict(comparison)
+
+
+def test_the_verdict_says_what_a_constant_reaches() -> None:
+    rows = [line("slow", 82.0, 9.0), line("constant", 81.0, 1.0), line("bad", 7.0, 2.0)]
+    said = judged(*rows, same=["constant", "slow"])
+    assert "are 1 of 2 other rows" in said
+    assert "no model is known to be better than a constant" in said
+    assert "constant" not in judged(*rows, same=["slow", "bad"])
+
+
+def test_of_a_single_split_higher_scores_are_named() -> None:
+    rows = [
+        replace(line(name, 0.0), score=(score, math.nan))
+        for name, score in (("best", 3.6), ("other", 25.8), ("bad", 2.0))
+    ]
+    said = judged(*rows)
+    assert "**Higher on its test rows**: other (25.8)." in said
+    assert "Higher" not in judged(rows[1], rows[0])

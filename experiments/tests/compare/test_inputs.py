@@ -106,7 +106,7 @@ def test_nodes_and_edges(tmp_path):
     assert (
         "The column city became 3 indicator columns, one of them for missing." in said
     )
-    assert "Every edge is read in both directions, and 2 were listed in one" in said
+    assert "in both directions, also the 2 that are listed in one only" in said
     assert 'the column "label" is unknown for 1 of 4' in said
     assert "has classes with a single example: 'dog'" in said
     (tmp_path / "edges.csv").rename(tmp_path / "pairs.csv")
@@ -263,10 +263,21 @@ def test_columns_that_are_left_out(tmp_path):
     assert problem.graphs[0].x[:, 0].tolist() == [i % 50 for i in range(51)]
     assert problem.graphs[0].num_features == 1
     assert problem.notes == (
-        "The column a was left out: it is text with 51 different values. If these are ids, give the table of the edges "
-        "between them with edges= (--edges).",
+        "The column a has the ids of the rows, since every row has another text. If there are edges between them, give "
+        "the table of these with edges= (--edges).",
         "The column c was left out: it is empty.",
     )
+    assert problem.names[:2] == ("word0", "word1")
+    new = write(tmp_path, {"new.csv": "a,b,c\nanna,1,\nbo,2,\n"})[0]
+    assert read_more(new, problem)[1] == ["anna", "bo"]
+    # A text that is not in the first column may be anything.
+    problem = read(
+        table(
+            tmp_path, "b,y,a\n" + "".join(f"{i},{i % 2},word{i}\n" for i in range(51))
+        )
+    )
+    assert problem.names[:2] == ("0", "1")
+    assert "a was left out: it is text with 51 different values." in problem.notes[0]
 
 
 SMILES = "{},note,label\nCCO,1,a\nnot one,2,b\nC1=CC=CC=C1,3,b\nC,4,a\n"

@@ -3,7 +3,11 @@
 import argparse
 from pathlib import Path
 
-from diffusion_mp_experiments.compare.comparison import METRICS, compare
+from diffusion_mp_experiments.compare.comparison import (
+    METRICS,
+    compare,
+    predictions_path,
+)
 from diffusion_mp_experiments.compare.report import scores, verdict
 from diffusion_mp_experiments.reproduce.command import count
 
@@ -53,7 +57,8 @@ def run_compare(args: list[str]) -> None:
     comparison = compare(options.pop("data"), options.pop("minutes"), **options)
     print(f"\n{verdict(comparison)}\n\n{scores(comparison)}\n")
     print(f"With pictures: {comparison.folder / 'report.md'}")
-    for name in ("predictions.csv", "new_predictions.csv"):
-        path = comparison.folder / name
-        if path.is_file():
-            print(f"Predictions: {path}")
+    path = comparison.folder / "predictions.csv"
+    if options["predict"] is not None:
+        path = predictions_path(comparison.folder, options["predict"])
+    if path.is_file():
+        print(f"Predictions: {path}")

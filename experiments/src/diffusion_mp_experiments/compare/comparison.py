@@ -131,7 +131,7 @@ def compare(
         identifier: column of the ids of nodes, see `read`.
         directed: whether edges have a direction, see `read`.
         predict: a table of new rows with the same columns, or the folder of new nodes.csv and edges.csv. Their
-            predictions are written to ``new_predictions.csv`` in ``out``.
+            predictions are written to ``out``, for new.csv to ``new_predictions.csv``.
 
     Raises:
         ValueError: the data cannot be read, or the time is too short for any row.
@@ -167,8 +167,13 @@ def compare(
             read_more(predict, problem)
         result = _compared(problem, table, folder, workers, start, 60 * minutes)
         if predict is not None:
-            result.write_predictions(folder / "new_predictions.csv", predict)
+            result.write_predictions(predictions_path(folder, predict), predict)
         return result
+
+
+def predictions_path(folder: Path, predict: str | Path) -> Path:
+    """Return the file of the predictions of a table, or folder, of new rows."""
+    return folder / f"{Path(predict).stem}_predictions.csv"
 
 
 def check_predictable(problem: Problem) -> None:
@@ -184,13 +189,13 @@ def _problem(data: Any, folder: Path, **options: Any) -> Problem:
     """Return the problem of a folder, which is read from the data the first time."""
     path = folder / "problem.npz"
     problem = data if isinstance(data, Problem) else read(data, **options)
-    if path.is_file():
-        before = Problem.load(path)
-        if findings.digest(before) != findings.digest(problem):
-            raise ValueError(
-                f"{folder} holds the comparison of other data. Give another out, or delete that folder."
-            )
-        return before
+    if path.is_file() and findings.digest(Problem.load(path)) != findings.digest(
+        problem
+    ):
+        raise ValueError(
+            f"{folder} holds the comparison of other data. Give another out, or delete that folder."
+        )
+    # Names and notes may have changed since.
     problem.save(path)
     return problem
 
@@ -269,8 +274,6 @@ def cannot_run(problem: Problem, table: Table) -> dict[str, str]:
     reasons = {}
     nodes = max(graph.num_nodes for graph in problem.graphs)
     for row in table.rows:
-        if row.name.startswith("label_") and not problem.classes:
-            reasons[row.name] = "it propagates classes, and the target is a number"
         if row.name in ("sfi", "transformer_attention") and nodes > _ALL_PAIRS:
             reasons[row.name] = (
                 f"it computes all pairs of nodes, which are too many for {nodes:,} nodes"
@@ -814,7 +817,7 @@ class Comparison:
                     self.table.metric.title: score,
                     "±": deviation,
                     "validation": line.validation,
-                    "against the best": ahead,
+                    "against the winner": ahead,
                     "standard error": error,
                     "seconds": line.seconds,
                 }

@@ -43,7 +43,15 @@ def verdict(comparison: Comparison) -> str:
     if len(comparison.lines) == 1:
         return f"{text} There is no other row."
     if not comparison.judged:
-        return f"{text} A single split has no standard error, so which rows are no worse is not known."
+        text += " A single split has no standard error, so which rows are no worse is not known."
+        higher = [
+            f"{line.title} ({spread(line.score, table.metric.digits)})"
+            for line in comparison.lines[1:]
+            if line.score[0] > best.score[0]
+        ]
+        if higher:
+            text += f" **Higher on its test rows**: {'; '.join(higher)}."
+        return text
     ahead = [
         f"{line.title} ({signed(comparison.behind(line), table.metric.digits)})"
         for line in comparison.lines[1:]
@@ -60,11 +68,15 @@ def verdict(comparison: Comparison) -> str:
             f"{text} It is ahead of every other row by more than two standard errors."
         )
     titles = {line.row: line.title for line in comparison.lines}
-    text += " **No worse on test**, which is no more than two standard errors behind: "
-    text += f"{'; '.join(titles[name] for name in others)}."
+    text += (
+        f" **No worse on test**, which is no more than two standard errors behind, are {len(others)} of "
+        f"{len(titles) - 1} other rows: {'; '.join(titles[name] for name in others)}."
+    )
     cheapest = comparison.same[0]
     if cheapest != best.row:
         text += f" The cheapest of these is **{titles[cheapest]}**."
+    if "constant" in others:
+        text += " **A constant is among them**: with these data no model is known to be better than a constant."
     return text
 
 
@@ -79,17 +91,17 @@ def scores(comparison: Comparison) -> str:
         rows.append(
             [
                 title,
+                f"{line.validation:.{digits}f}",
                 spread(line.score, digits),
                 signed(comparison.behind(line), digits),
-                f"{line.validation:.{digits}f}",
                 f"{line.seconds:.0f}",
             ]
         )
     head = [
         "",
-        comparison.table.metric.title,
-        "against the best",
         "validation",
+        f"{comparison.table.metric.title}, test",
+        "against the winner",
         "seconds in all",
     ]
     return grid(head, rows)
@@ -107,24 +119,35 @@ def how(comparison: Comparison) -> str:
     number = len(comparison.splits)
     if number > 1:
         means = f"Scores are means over {number} splits {splits}, ± is the standard deviation over splits."
-        difference = "The difference from the best is taken split by split, ± is its standard error."
+        difference = "The difference from the winner is taken split by split, ± is its standard error."
     else:
         means = f"Scores are of one split {splits}, which says nothing about other splits and initial weights."
         difference = ""
         if comparison.judged:
-            difference = "± of the difference from the best is its standard error by the number of test rows."
+            difference = "± of the difference from the winner is its standard error by the number of test rows."
     if number < table.splits:
         means += f" The time ended before all rows were tested on all {table.splits} splits of the plan."
     sentences = [
         means,
+        sizes(comparison),
         f"A row with settings to choose chose among {table.trials} of them {tuned}; networks trained for at most "
         f"{table.epochs} epochs.",
-        "Rows are sorted by the score with which settings were chosen.",
+        "Rows are sorted by the validation score, with which settings and the winner were chosen.",
         difference,
         "Test labels chose nothing.",
+        "What every row is, docs/compare.md says.",
         "Whether another search, more time or other features would change the order, this table does not say.",
     ]
     return " ".join(filter(None, sentences))
+
+
+def sizes(comparison: Comparison) -> str:
+    """Return how many labels train, choose and test."""
+    if comparison.problem.task == "link":
+        return ""
+    split = findings.first_split(comparison.problem, comparison.table)
+    train, validation, test = (f"{int(mask.sum()):,}" for mask in split)
+    return f"In the first split {train} labels train, {validation} are for validation, and {test} test."
 
 
 def improving(comparison: Comparison) -> str:

@@ -54,7 +54,9 @@ def read_table(
         ValueError: a table is damaged, or there is nothing to predict. The message names the file.
     """
     table = _Table(path)
-    names = table.take_names(identifier, needed=edges is not None)
+    if identifier is None:
+        identifier = table.identifier(needed=edges is not None)
+    names = table.take_names(identifier)
     what, labels = table.take_target(question)
     part = table.take_split()
     kept = list(range(table.rows))
@@ -68,7 +70,10 @@ def read_table(
         encoding = {"smiles": smiles, **_kinds_of(graphs)}
         graphs = _with_indicators(graphs, encoding)
     else:
-        columns = table.feature_columns(joined=edges is not None)
+        if identifier is None:
+            identifier = table.distinct_texts()
+            names = table.take_names(identifier)
+        columns = table.feature_columns()
         encoding["x"] = [asdict(column) for column in columns]
         encoding["identifier"] = identifier
         data = Data(x=table.features(columns))
@@ -77,10 +82,14 @@ def read_table(
             joining = _Table(edges)
             _add_edges(data, joining, table, names)
             if joining.columns:
-                columns = joining.feature_columns(joined=True)
+                columns = joining.feature_columns()
                 encoding["edge_attr"] = [asdict(column) for column in columns]
                 data.edge_attr = joining.features(columns)
-                table.notes += joining.notes
+                named = some([column.name for column in columns])
+                table.notes += [
+                    f"Edges have the features {named}, for the rows that read them.",
+                    *joining.notes,
+                ]
     return as_problem(
         graphs,
         _label_values([labels[i] for i in kept]),
@@ -122,7 +131,7 @@ def read_new(
     # Only edges need the ids.
     if edges is None and identifier not in table.columns:
         identifier = None
-    names = table.take_names(identifier, needed=edges is not None)
+    names = table.take_names(identifier)
     columns = [Column(**column) for column in encoding["x"]]
     data = Data(x=table.features(columns))
     if edges is not None:
@@ -204,15 +213,31 @@ class _Table:
                 f"{self.path} has no column {name!r}; {argument} must be one of {some(self.columns)}."
             )
 
-    def take_names(self, identifier: str | None, needed: bool) -> list[str]:
+    def identifier(self, needed: bool) -> str | None:
+        """Return the column that is named like one of ids, or else the first if ids are needed."""
+        found = self.named(_IDENTIFIERS)
+        if needed:
+            found += self.columns
+        return found[0] if found else None
+
+    def distinct_texts(self) -> str | None:
+        """Return the first column if it has another text in every row, which can be no feature."""
+        name = next(iter(self.columns), None)
+        if name is None or self.numbers(name) is not None:
+            return None
+        texts = {*self.columns[name]}
+        if not len(texts) == self.rows > _KINDS or "" in texts:
+            return None
+        self.notes.append(
+            f"The column {name} has the ids of the rows, since every row has another text. If there are edges between "
+            f"them, give the table of these with edges= (--edges)."
+        )
+        return name
+
+    def take_names(self, identifier: str | None) -> list[str]:
         """Remove the column of ids and return it; without one, rows are numbered from 0."""
         if identifier is None:
-            found = self.named(_IDENTIFIERS)
-            if needed:
-                found += self.columns
-            if not found:
-                return [str(row) for row in range(self.rows)]
-            identifier = found[0]
+            return [str(row) for row in range(self.rows)]
         self.check_column(identifier, "identifier")
         names = self.columns.pop(identifier)
         twice = _repeated(names)
@@ -278,12 +303,8 @@ class _Table:
                 return name
         return None
 
-    def feature_columns(self, joined: bool) -> list[Column]:
-        """Return the columns that become features, and say in notes how.
-
-        Args:
-            joined: whether there are edges. Without them a column of ids has a meaning that may have been forgotten.
-        """
+    def feature_columns(self) -> list[Column]:
+        """Return the columns that become features, and say in notes how."""
         found = []
         for name, texts in self.columns.items():
             numbers = self.numbers(name)
@@ -293,8 +314,6 @@ class _Table:
                 note = f"became {count} indicator columns."
                 if count > _KINDS:
                     note = f"was left out: it is text with {count} different values."
-                    if count == self.rows and not joined:
-                        note += " If these are ids, give the table of the edges between them with edges= (--edges)."
                 else:
                     found.append(Column(name, kinds))
                     if "" in kinds:

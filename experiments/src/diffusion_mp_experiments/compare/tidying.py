@@ -204,8 +204,8 @@ def tidy_edges(data: Data, directed: bool | None, notes: list[str]) -> bool:
         added = data.num_edges - before
         if added:
             notes.append(
-                f"Every edge is read in both directions, and {added} were listed in one; directed=True (--directed) "
-                f"keeps them as listed."
+                f"Edges are read in both directions, also the {added} that are listed in one only; directed=True "
+                f"(--directed) reads them as listed."
             )
     return directed
 

@@ -87,7 +87,10 @@ class LogisticRegression(Estimator):
 
 
 class Labels(Predictor):
-    """`LabelPropagation` from the training nodes, over the graph or over all pairs; an attention reads the features."""
+    """`LabelPropagation` from the training nodes, over the graph or over all pairs; an attention reads the features.
+
+    A number y between the least and the largest one is spread as shares (b − y, y − a)/(b − a) of these two.
+    """
 
     def __init__(
         self,
@@ -99,14 +102,27 @@ class Labels(Predictor):
         self.propagation = LabelPropagation(num_layers, alpha, diffusivity)
 
     def scores(self, nodes: Data, num_classes: int) -> Tensor:
+        known = has_label(nodes.y)
+        y = nodes.y[known]
+        numbers = y.is_floating_point()
+        shares = torch.zeros(len(known), 2 if numbers else num_classes)
+        if numbers:
+            least, most = y.aminmax()
+            height = (y - least) / (most - least).clamp(min=1e-30)
+            shares[known] = torch.stack([1 - height, height], 1)
+        else:
+            shares[known] = one_hot(y, num_classes).float()
         spread: Tensor = self.propagation(
-            one_hot(nodes.y.clamp(min=0), num_classes).float(),
+            shares,
             Graph.from_data(nodes),
-            mask=has_label(nodes.y),
             features=nodes.x if self.propagation.reads_features else None,
         )
-        # A node that no label reaches has zeros.
-        return spread.clamp(min=1e-9).log()
+        if not numbers:
+            # A node that no label reaches has zeros.
+            return spread.clamp(min=1e-9).log()
+        total = spread.sum(1, keepdim=True)
+        height = torch.where(total > 0, spread[:, 1:] / total, height.mean())
+        return least + (most - least) * height
 
 
 class Diffusion(Predictor):
