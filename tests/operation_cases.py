@@ -44,7 +44,7 @@ def arguments(ptr: Tensor | None) -> dict[str, list[tuple[Any, ...]]]:
     rows = Compressed(target, source, N)
     cols = Compressed(source, target, N)
     entries = Pattern(rows, cols).both_ways()
-    weight = draw(40, H).abs()
+    weight = draw(40, H)
     prior = (draw(40, 1) > -1).double()
     shift = draw(N, H)
     features = Features(q, k, draw(N, H, 2), draw(N, H, 7)[..., :2])

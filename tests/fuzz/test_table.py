@@ -1,5 +1,6 @@
 """The table of strategies is complete, and what it draws is the same every time."""
 
+from inspect import isabstract, isclass
 from types import ModuleType
 
 import diffusion_mp
@@ -8,6 +9,7 @@ from diffusion_mp import (
     data,
     diagnostics,
     distributed,
+    energies,
     estimators,
     export,
     layers,
@@ -43,6 +45,7 @@ def public(prefix: str, package: ModuleType) -> set[str]:
 
 def test_every_public_name_has_a_strategy() -> None:
     names = {name for name in couplings.__all__ if name.endswith("Coupling")} | {
+        *concrete_terms(),
         *layers.__all__,
         *models.__all__,
     }
@@ -54,6 +57,16 @@ def test_every_public_name_has_a_strategy() -> None:
     assert not missing, (
         f"write a strategy for each of these, or a reason in EXEMPT: {sorted(missing)}"
     )
+
+
+def concrete_terms() -> set[str]:
+    named = {name: getattr(energies, name) for name in energies.__all__}
+    return {
+        name
+        for name, each in named.items()
+        if isclass(each) and issubclass(each, energies.EnergyTerm)
+        if not isabstract(each)
+    }
 
 
 def test_no_strategy_without_a_public_name() -> None:

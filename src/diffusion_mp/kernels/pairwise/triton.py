@@ -42,7 +42,9 @@ def _pairs(row, col, end, LOOPS: tl.constexpr):
 def _weights(s, level, pairs, SIGMOID: tl.constexpr):
     """w = f(s) e^{−ℓ}, zero for pairs that do not count, and φ = (log f)′: σ(−s) = w e^{ℓ − s}, or 1 for exp."""
     if SIGMOID:
-        odds = tl.exp(tl.minimum(level - s, LIMIT))
+        # A NaN stays NaN: by default the smaller of a NaN and a number is the number.
+        least = tl.minimum(level - s, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        odds = tl.exp(least)
         w = tl.where(pairs, 1.0 / (odds + tl.exp(level)), 0.0)
         slope = w * odds
     else:
