@@ -49,6 +49,7 @@ from diffusion_mp.energies import (
 )
 from diffusion_mp.energies.terms import ScaledTerm
 from diffusion_mp.errors import CouplingMismatchError
+from diffusion_mp.modules import evaluating
 from diffusion_mp.testing.laws import seeded
 from energy_forms import Joint
 from helpers import built
@@ -223,8 +224,8 @@ def of_a_model(d):
         nn.init.constant_(model.conv.lam.raw, 3e38)
 
     def inputs(model, x):
-        """The source of the block and the coupling beside its terms, with the same dropout in every call."""
-        with seeded(0):
+        """The source of the block and the coupling beside its terms, in evaluation mode, as certificates take them."""
+        with evaluating(model):
             source = model.encoded(model.encoder, x, graph)
             return source, model.block_inputs(x, graph, None).get("beside")
 
