@@ -227,3 +227,23 @@ def test_a_dense_coupling_examines_its_entries_on_first_access():
     half = DenseCoupling(torch.diag(torch.tensor([1.0, 1, 0, 0, 0])))
     assert half.symmetric
     assert half.row_stochastic  # the last three rows are zero
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_features_as_logarithms_are_averaged_over_samples(normalize):
+    log_query, log_key, log_weight = (
+        randn(5, 1, 3),
+        randn(5, 1, 3, seed=1),
+        randn(5, 1, 4),
+    )
+    expected = torch.zeros(5, 5, dtype=torch.float64)
+    for sample in log_weight.unbind(2):
+        entries = log_query[:, 0].exp() @ (log_key[:, 0] + sample).exp().T
+        if normalize:
+            entries = entries / entries.sum(1, keepdim=True)
+        expected += entries / 4
+    coupling = LogLowRankCoupling(
+        log_query, log_key, log_weight=log_weight, normalize=normalize
+    )
+    close(coupling.to_dense()[0], expected)
+    close((coupling @ randn(5, 1, 2))[:, 0], expected @ randn(5, 1, 2)[:, 0])

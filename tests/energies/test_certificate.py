@@ -1,6 +1,7 @@
 """What a certificate says, and that it covers what it should; `test_refusals.py` has what it does not cover."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -219,3 +220,15 @@ def test_a_mixture_may_learn_any_logarithms(which, logarithm):
 )
 def test_a_layer_that_takes_the_step_is_covered(options):
     assert certify(CertifiedConv(4, **options), randn(7, 4).float())
+
+
+def test_what_has_a_penalty_alone_counts_as_row_normalised() -> None:
+    """A residual step of a penalty is that of its row-normalised diffusivity, as `certify` says."""
+    x = torch.rand(5, 3, dtype=DOUBLE) / 4
+    owner = SimpleNamespace(penalty=QuadraticPenalty())
+    certificates = [
+        certify(subject, x, 0.5, form="residual")
+        for subject in (owner, QuadraticPenalty())
+    ]
+    assert certificates[0]
+    assert certificates[0].tau_max == certificates[1].tau_max

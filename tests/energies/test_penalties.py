@@ -1,10 +1,12 @@
 """δ, f, the conjugate and the coupling of every penalty, against calculus, minimisation and dense matrices."""
 
 import math
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
 from energy_cases import DOUBLE, LearnedSlope, every_penalty
+from torch.nn import functional
 from torch.testing import assert_close
 
 from diffusion_mp import (
@@ -247,3 +249,26 @@ def test_a_function_that_training_spoiled_is_certified_no_more():
     # A sentence, in which a module f is named and not drawn as a tree.
     assert "f=LearnedSlope" in certificate.reason
     assert "\n" not in certificate.reason
+
+
+@pytest.mark.parametrize("key", [None, randn(6, 1, 3, seed=1)])
+def test_a_radius_gives_all_vectors_one_norm(key):
+    """For penalties of any function, and for mixtures, which are not functions of an inner product."""
+    query = randn(6, 1, 3)
+    left, right = (
+        2 * functional.normalize(x[:, 0], dim=1)
+        for x in (query, query if key is None else key)
+    )
+    squares = torch.cdist(left, right).square()
+    for penalty in (
+        FunctionPenalty(lambda z2: 1 / (1 + z2)),
+        MixturePenalty((0.5, 2.0)).double(),
+    ):
+        coupling = penalty.attention(query, key, radius=2.0)
+        assert coupling.nonnegative
+        close(coupling.to_dense()[0], penalty.f(squares).detach())
+
+
+def test_a_penalty_without_parameters_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        QuadraticPenalty().linear = True

@@ -85,13 +85,10 @@ test_options_of_pyg_are_refused_with_the_way_out = refuses(
     (lambda: mp.GINConv(nn=mlp()), "takes no nn. It is called mlp"),
     (lambda: mp.LabelPropagation(3, 0.9, normalize=True), "takes no normalize"),
     (
-        lambda: mp.GCNConv(C, 4, colour="red"),
-        "takes no colour. It takes in_channels, out_channels",
-    ),
-    (
         lambda: mp.GATConv(C, 4, colour="red"),
-        "takes no colour. It takes .* and the options",
+        "takes no colour. It takes in_channels.* and the options its documentation",
     ),
+    (lambda: mp.SGConv(C, 4, colour="red"), r"It takes in_channels[a-zK_, ]*\.$"),
     (
         lambda: mp.GCNConv(C, 4, add_self_loops=True, self_loops="add"),
         "say the same thing",
@@ -168,6 +165,10 @@ def test_dropout_of_attention_drops_entries() -> None:
 GIN = mp.GINConv(C, mlp())
 test_pairs_of_states_that_do_not_fit_are_refused = refuses(
     (lambda: GCN((X, X), EDGES), "degrees of both ends"),
+    (
+        lambda: mp.DiffusionConv(C, 4, mp.UniformDiffusivity())((X, X), EDGES),
+        "couples more than",
+    ),
     (lambda: mp.GATConv(C, 4)((X, X), EDGES), "self_loops='keep'"),
     (lambda: mp.DIFFormerConv(C, C)((X, X), EDGES), "couples more than"),
     (lambda: GIN((X,), BETWEEN), r"the pair \(x_src, x_dst\)"),

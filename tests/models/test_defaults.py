@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from diffusion_mp import Graph, UniformDiffusivity, auxiliary_loss
 from diffusion_mp.diffusivities import edge_loss
-from diffusion_mp.layers import DIFFormerConv
+from diffusion_mp.layers import DIFFormerConv, GATConv
 from diffusion_mp.models import (
     CertifiedDIFFormer,
     DIFFormer,
@@ -200,3 +200,9 @@ def test_two_to_sixteen_layers_are_alike_on_cora(
 ) -> None:
     scores = [mean_score(kind, cora, **{layers: number}) for number in (2, 4, 8, 16)]
     assert max(scores) - min(scores) <= 3, scores
+
+
+def test_the_last_attention_layer_of_a_gat_has_one_head() -> None:
+    model = DiffusionGNN(4, 8, 3, num_layers=3, conv="gat", heads=2)
+    heads = [module.heads for module in model.modules() if isinstance(module, GATConv)]
+    assert heads == [2, 2, 1]

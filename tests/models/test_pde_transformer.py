@@ -299,6 +299,7 @@ test_it_says_what_it_needs = refuses(
         "other, the second sequences of pairs, must be passed",
     ),
     (lambda: build()(sequences(), sequences()), "^mask must be"),
+    (lambda: build()(sequences(), [True]), TypeError, "^mask must be a bool tensor"),
     (
         lambda: build(task="retrieve")(sequences(), None, sequences(), sequences()),
         "^other_mask must be",

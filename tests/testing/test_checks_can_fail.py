@@ -26,6 +26,7 @@ from diffusion_mp.testing import (
     path_problem,
     tolerance,
 )
+from diffusion_mp.testing.laws import LawBroken, expect_writable
 from diffusion_mp.updates import ExplicitEuler, LaplacianUpdate, StateUpdate
 from helpers import refuses
 
@@ -82,6 +83,15 @@ COUPLINGS: list[tuple[str, Body]] = [
     ("writable", {"degree": lambda self: Dense.degree(self)[:1].expand(6, 1)}),
     ("writable", {"to_dense": lambda self: self.matrix.unsqueeze(0)}),
     ("writable", {"_product": lambda self, v: v[:, :, :]}),
+    # A factor that is a number is right, and one that is a tensor is not.
+    (
+        "algebra",
+        {
+            "__rmul__": lambda self, a: Coupling.__rmul__(
+                self, 2 * a if isinstance(a, Tensor) else a
+            )
+        },
+    ),
 ]
 
 
@@ -89,8 +99,16 @@ COUPLINGS: list[tuple[str, Body]] = [
 def test_broken_couplings_are_named(law: str, body: Body) -> None:
     with pytest.raises(
         AssertionError, match=rf"Broken breaks the law '{law}' \(.*\): .*"
-    ):
+    ) as caught:
         check_coupling(type("Broken", (Dense,), body)(matrix().requires_grad_()))
+    # The place where the first law broke is in the traceback.
+    assert str(caught.value.__cause__).split(",")[0] in str(caught.value)
+
+
+def test_two_entries_that_share_memory_are_found() -> None:
+    with pytest.raises(LawBroken, match="entries of it share memory"):
+        expect_writable(lambda: torch.ones(1).expand(2), "it")
+    expect_writable(lambda: torch.ones(1).expand(1, 1), "it")
 
 
 @pytest.mark.parametrize("promise", ["symmetric", "row_stochastic", "nonnegative"])
