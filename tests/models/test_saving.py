@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 import diffusion_mp as dm
 from diffusion_mp.diffusivities import Positive
@@ -131,6 +131,16 @@ class MyPenalty(SimplePenalty):
     pass
 
 
+class PlainPenalty(Penalty):
+    """Without fields: its class says all."""
+
+    def delta(self, z2: Tensor) -> Tensor:
+        return 2 * z2
+
+    def f(self, z2: Tensor) -> Tensor:
+        return torch.full_like(z2, 2.0)
+
+
 def test_own_classes_are_named(tmp_path):
     model = Mine(5, MyPenalty())
     with pytest.raises(
@@ -140,6 +150,8 @@ def test_own_classes_are_named(tmp_path):
         reloaded(model, tmp_path)
     loaded = reloaded(model, tmp_path, classes=[Mine, MyPenalty])
     assert (type(loaded), type(loaded.penalty)) == (Mine, MyPenalty)
+    loaded = reloaded(Mine(5, PlainPenalty()), tmp_path, classes=[Mine, PlainPenalty])
+    assert type(loaded.penalty) is PlainPenalty
     with pytest.raises(TypeError, match="classes must be subclasses"):
         dm.load(tmp_path / "model.safetensors", classes=[nn.Linear])
     other = type("GPS", (dm.DIFFormer,), {"__module__": "elsewhere"})(8, 4, 2)

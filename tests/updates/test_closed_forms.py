@@ -313,3 +313,11 @@ def test_a_metric_over_four_decades():
     close(at_once, exact(B), "solve")
     with pytest.raises(ConvergenceError):
         conjugate_gradients(apply(matrix), B, least=least)
+
+
+def test_a_heat_kernel_of_unequal_degrees_has_a_closed_form_in_the_residual_form_only():
+    coupling = 0.05 * low_rank(POSITIVE, K.abs())
+    got, expected = both(HeatKernel(1.0, "residual"), coupling, X)
+    assert_close(got, expected, rtol=0, atol=1e-10 * largest(expected))
+    with pytest.raises(CouplingMismatchError, match="needs a reversible coupling"):
+        HeatKernel(1.0)(X, coupling)
