@@ -200,6 +200,8 @@ test_what_is_no_penalty_is_refused = refuses(
     (lambda: get_penalty("softmax"), TypeError, "'dim'"),
     (lambda: get_penalty("simple", dim=3), TypeError, "'dim'"),
     (lambda: FunctionPenalty(lambda z2: 1 - z2 / 4), ValueError, "is negative"),
+    # However small f is.
+    (lambda: FunctionPenalty(lambda z2: 1e-8 - 1e-8 * z2), ValueError, "is negative"),
     (
         lambda: FunctionPenalty(lambda z2: 1 + 1e-6 * z2, domain=(0.0, 9.0)),
         ValueError,

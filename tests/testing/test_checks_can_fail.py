@@ -227,6 +227,7 @@ test_refusals = refuses(
     (lambda: path_problem(1), "num_nodes must be at least 2"),
     (lambda: path_problem(3, "mixed"), "form"),
     (lambda: order_of_convergence(ExplicitEuler, PATH, count=0), "count"),
+    (lambda: order_of_convergence(None, PATH), TypeError, "step must be a function"),
     error=ValueError,
 )
 
@@ -293,7 +294,9 @@ in_training = {
     "features": lambda self, x: Cosine.features(self, 2 * x + 1 if self.training else x)
 }
 DropsInTraining = type("DropsInTraining", (Cosine,), in_training)
+ClaimsNothing = type("ClaimsNothing", (Cosine,), {"depends_on": "nothing"})
 DIFFUSIVITIES = [
+    (ClaimsNothing, "dependence"),
     (MixesBatchMates, "batching"),
     (MixesBatchMates, "poisoned batch mate"),
     (ReadsPositions, "permutation"),
