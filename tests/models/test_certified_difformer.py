@@ -272,6 +272,20 @@ def test_dropout_acts_in_the_encoder_only() -> None:
     assert not torch.equal(model(x, edges), model(x, edges))
 
 
+def test_a_certificate_is_of_the_model_in_evaluation_mode() -> None:
+    """It depends on no draw of dropout, and leaves the mode and the statistics of a batch as they are."""
+    model = CertifiedDIFFormer(5, 8, 3, dropout=0.5).train()
+    model.encoder.append(nn.BatchNorm1d(8))
+    x = randn(9, 5).float()
+    seen = []
+    handle = model.encoder.register_forward_hook(lambda *call: seen.append(call[-1]))
+    assert model.certificate(x)
+    handle.remove()
+    assert all(torch.equal(each, seen[0]) for each in seen)
+    assert model.training
+    assert int(model.encoder[-1].num_batches_tracked) == 0
+
+
 @pytest.mark.parametrize("options", [{"heads": 5}, {"constraint": "sphere"}])
 def test_steps_of_a_layer_are_single_steps_one_after_the_other(
     options: dict[str, Any],

@@ -17,6 +17,7 @@ from diffusion_mp.energies.certification import STEPS, broken_parameter, random_
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import CertifiedBlock
 from diffusion_mp.models.base import Collect, Edges, GraphModel, run_layer
+from diffusion_mp.modules import evaluating
 
 #: Called with a block, its source, the graph, and the further inputs that its terms read.
 Visit = Callable[..., Tensor]
@@ -131,7 +132,7 @@ class CertifiedNetwork(GraphModel):
         *,
         edge_attr: Tensor | None = None,
     ) -> Certificate:
-        """Return the certificate that no step of a block raises its energy at these inputs.
+        """Return the certificate that no step of a block raises its energy at these inputs, in evaluation mode.
 
         Its ``layers`` hold the certificate of every block, from its first state on (`certify_step`).
 
@@ -152,12 +153,6 @@ class CertifiedNetwork(GraphModel):
                 rows = torch.arange(8, device=x.device)
                 x = torch.stack([rows % size for size in self.categories], 1)
         graph = self._graph(x, edge_index, edge_weight, batch, {"edge_attr": edge_attr})
-        # The first call of an encoder may draw its parameters.
-        self.block_inputs(x, graph, edge_attr)
-        self.encoded(self.stages()[0][1], x, graph)
-        broken = broken_parameter(self, "encoder", "inputs.", "conv.", "blocks.")
-        if broken is not None:
-            return Certificate.refused(STEPS, math.nan, broken)
         certificates: list[Certificate] = []
 
         # Every block is certified at the source that reaches it.
@@ -168,7 +163,15 @@ class CertifiedNetwork(GraphModel):
             # A block that breaks a premise may not be able to take its steps.
             return block(source, graph, **inputs) if certificates[-1] else source
 
-        self.run(x, graph, edge_attr, visit)
+        # Dropout would certify the source of one draw, and statistics of a batch would change.
+        with evaluating(self):
+            # The first call of an encoder may draw its parameters.
+            self.block_inputs(x, graph, edge_attr)
+            self.encoded(self.stages()[0][1], x, graph)
+            broken = broken_parameter(self, "encoder", "inputs.", "conv.", "blocks.")
+            if broken is not None:
+                return Certificate.refused(STEPS, math.nan, broken)
+            self.run(x, graph, edge_attr, visit)
         names = [name for name, _, _ in self.stages()]
         return self.summary(dict(zip(names, certificates, strict=True)))
 
