@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,13 +236,79 @@ def test_new_rows_of_a_table_are_predicted(tmp_path: Path) -> None:
         result.predict(Data(x=torch.rand(3, 2)))
 
 
-def test_a_row_that_knows_the_compared_nodes_only_says_so(tmp_path: Path) -> None:
-    problem = problems()["rows"]
+def test_labels_are_spread_to_new_rows_and_not_to_a_new_graph(tmp_path: Path) -> None:
     only = ["label_equilibrium", "constant"]
-    result = planned(problem, tmp_path, only)
+    rows = problems()["rows"]
+    result = planned(rows, tmp_path / "rows", only)
     assert result.best == "label_equilibrium"
+    # The new rows repeat the compared ones.
+    found = result.predict(Data(x=rows.graphs[0].x[:50]))
+    assert (found == result.predict()[:50]).mean() > 0.9
+    result = planned(problems()["nodes"], tmp_path / "nodes", only)
     with pytest.raises(ValueError, match="predicts the compared nodes only; add the"):
-        result.predict(Data(x=torch.rand(3, 4)))
+        result.predict(problems()["nodes"].graphs[0])
+
+
+def test_new_graphs_are_read_as_the_compared_ones(tmp_path: Path) -> None:
+    problem = problems()["nodes"]
+    (graph,) = problem.graphs
+    result = planned(problem, tmp_path, ["gcn", "constant"])
+    expected = result.predict(graph)
+    half = graph.edge_index[:, graph.edge_index[0] < graph.edge_index[1]]
+    # In one direction, and twice: the compared graph has both, once.
+    halved = Data(x=graph.x.double(), edge_index=torch.cat([half, half], 1))
+    assert (result.predict(halved) == expected).all()
+    wrong = {
+        "must be one graph where nodes are predicted": [graph, graph],
+        "one at least otherwise; got 0": [],
+        "edge_index of data must be given": Data(x=graph.x),
+        "data.x must be finite": Data(
+            x=graph.x * math.nan, edge_index=graph.edge_index
+        ),
+    }
+    for message, data in wrong.items():
+        with pytest.raises(ValueError, match=message):
+            result.predict(data)
+    with pytest.raises(TypeError, match="data must be a table"):
+        result.predict(5)
+
+
+def test_a_column_that_was_constant_may_have_another_value(tmp_path: Path) -> None:
+    x = torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
+    frame = pd.DataFrame({"x": x[:, 0], "year": 2023, "y": x[:, 0] > 0})
+    result = planned(frame_file(frame, tmp_path), tmp_path / "out", ["mlp", "constant"])
+    assert result.best == "mlp"
+    later = result.predict(frame.assign(year=2024))
+    assert (later == result.predict(frame)).mean() > 0.9
+
+
+def frame_file(frame: pd.DataFrame, folder: Path) -> Path:
+    frame.to_csv(folder / "rows.csv", index=False)
+    return folder / "rows.csv"
+
+
+def test_a_comparison_may_be_moved(tmp_path: Path) -> None:
+    result = planned(problems()["nodes"], tmp_path / "here", ["linear", "constant"])
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    moved = Comparison.load(tmp_path / "there")
+    assert moved.best == result.best
+    assert (moved.predict() == result.predict()).all()
+
+
+def test_a_class_of_a_single_training_row(tmp_path: Path) -> None:
+    """The training part of a search may have one class."""
+    frame = pd.DataFrame({"a": range(40), "y": ["a"] * 38 + ["b"] * 2})
+    result = planned(
+        frame_file(frame, tmp_path), tmp_path / "out", ["linear", "boosting"]
+    )
+    assert {line.row for line in result.lines} == {"linear", "boosting"}
+
+
+def test_arguments_that_are_wrong_begin_no_comparison(tmp_path: Path) -> None:
+    problem = problems()["nodes"]
+    with pytest.raises(ValueError, match="metric must be"):
+        compare(problem, 1, out=tmp_path, metric="r2")
+    assert not (tmp_path / "problem.npz").exists()
 
 
 def test_time_that_is_left_is_used_and_more_minutes_go_on(tmp_path: Path) -> None:
@@ -300,6 +368,7 @@ REFUSED = [
     ({"metric": "r2"}, "metric must be .*acc"),
     ({"metric": "f1"}, "metric must be .*acc"),
     ({"only": ["gnn"]}, "has no row gnn"),
+    ({"jobs": 0}, "jobs must be"),
 ]
 
 

@@ -18,7 +18,12 @@ from pytorch_lightning import LightningModule
 from torch_geometric.data import Data
 
 from diffusion_mp import load
-from diffusion_mp.checks import check_choice, check_kind, check_positive, describe
+from diffusion_mp.checks import (
+    check_choice,
+    check_counts,
+    check_positive,
+    check_seed,
+)
 from diffusion_mp.data import ToDiffusionGraph
 from diffusion_mp.models.certified_network import CertifiedNetwork
 from diffusion_mp.saving import Saved
@@ -29,8 +34,9 @@ from diffusion_mp_experiments.compare.data import (
     prepared,
     split_of,
     target_scaling,
+    with_labels_in_split,
 )
-from diffusion_mp_experiments.compare.inputs import read, read_more
+from diffusion_mp_experiments.compare.inputs import new_graphs, read, read_more
 from diffusion_mp_experiments.compare.plan import (
     ENOUGH,
     EPOCHS,
@@ -142,9 +148,14 @@ def compare(
         ValueError: minutes must be finite and > 0; got 0.
     """
     check_positive(minutes, "minutes")
+    check_seed(seed)
     start = time.monotonic()
     folder = as_path(out, "out")
-    jobs = jobs or os.cpu_count() or 1
+    if jobs is None:
+        jobs = os.cpu_count() or 1
+    check_counts(jobs=jobs)
+    if predict is not None:
+        predict = as_path(predict, "predict")
     with alone_in(folder), Workers(jobs) as workers:
         problem = _problem(
             data,
@@ -157,6 +168,8 @@ def compare(
         )
         options: Config = {"metric": metric, "seed": seed, "only": list(only)}
         table = table_of(problem, folder, **options)
+        # Once nothing is wrong with the arguments; names and notes may have changed since the last call.
+        problem.save(folder / "problem.npz")
         _keep_options(folder / "table.json", options)
         if number_of_parts(problem) > 1:
             # Several trainings of a large graph would need too much memory, and one keeps all cores busy.
@@ -186,17 +199,16 @@ def check_predictable(problem: Problem) -> None:
 
 
 def _problem(data: Any, folder: Path, **options: Any) -> Problem:
-    """Return the problem of a folder, which is read from the data the first time."""
+    """Return the problem of the data, which is that of a folder where another comparison was begun."""
     path = folder / "problem.npz"
     problem = data if isinstance(data, Problem) else read(data, **options)
+    problem = with_labels_in_split(problem)
     if path.is_file() and findings.digest(Problem.load(path)) != findings.digest(
         problem
     ):
         raise ValueError(
             f"{folder} holds the comparison of other data. Give another out, or delete that folder."
         )
-    # Names and notes may have changed since.
-    problem.save(path)
     return problem
 
 
@@ -351,10 +363,12 @@ def _plan(
         "the time in which every model is timed ended before it was; give more minutes"
     )
     reasons = {name: late for name, _ in runs if name not in costs} | reasons
-    if not costs:
+    if not costs and late in reasons.values():
         raise ValueError(
             f"minutes must be enough for a row at least; none fits. {reasons}"
         )
+    if not costs:
+        raise ValueError(f"No row can run on these data: {reasons}.")
     left = end - time.monotonic()
     most = table_splits(problem)
     table = replace(table, rows=[row for row in table.rows if row.name in costs])
@@ -759,43 +773,44 @@ class Comparison:
         first = 0
         graphs = problem.graphs
         names: Sequence[str] = problem.names
+        known = graphs[0]
+        rows = known.edge_index is None
         if data is not None:
-            if isinstance(module.model, Predictor):
+            if isinstance(module.model, Predictor) and not rows:
                 raise ValueError(
                     f"{self.lines[0].title} predicts the compared nodes only; add the new ones to them, without a "
                     f"label, and compare again."
                 )
             graphs, names = self._new(data, edges)
-            if problem.graphs[0].edge_index is None:
-                first = len(problem.graphs[0].x)
-                (rows,) = graphs
-                graphs = [Data(x=torch.cat([problem.graphs[0].x, rows.x]))]
+            if rows:
+                first = len(known.x)
+                graphs = [Data(x=torch.cat([known.x, graphs[0].x]))]
         graphs = prepared(graphs, problem)
         batch = ToDiffusionGraph()(graphs) if problem.task == "graph" else graphs[0]
-        outputs = module(batch)[first:]
-        if problem.classes:
-            return names, np.array(problem.classes)[outputs.argmax(1).numpy()]
         split = kept_split(problem, self.is_network)
         shift, scale = target_scaling(problem, split)
-        return names, (outputs.view(-1) * scale + shift).numpy()
+        if first and isinstance(module.model, Predictor):
+            # It knows the rows to which it was fitted, and is fitted to all.
+            fill = -1 if problem.classes else math.nan
+            labels = known.y if problem.classes else (known.y - shift) / scale
+            unknown = labels.new_full((len(batch.x) - first,), fill)
+            batch.y = torch.cat([labels, unknown])
+            outputs = module.model.scores(batch, len(problem.classes))[first:]
+        else:
+            outputs = module(batch)[first:]
+        if problem.classes:
+            return names, np.array(problem.classes)[outputs.argmax(1).numpy()]
+        return names, (outputs.view(-1).double() * scale + shift).numpy()
 
     def _new(
         self, data: Any, edges: str | Path | None
     ) -> tuple[list[Data], Sequence[str]]:
         """Return the graphs of new data, with the features of the compared ones, and the ids of what is predicted."""
+        names: Sequence[str] = ()
         if isinstance(data, (str, Path)) or hasattr(data, "to_csv"):
             graphs, names = read_more(data, self.problem, edges)
         else:
-            graphs = [data] if isinstance(data, Data) else list(data)
-            names = []
-        channels = self.problem.graphs[0].x.size(1)
-        for graph in graphs:
-            what = "a table (a path or a DataFrame), a Data, or a list of them"
-            check_kind(graph, "data", Data, what)
-            if graph.x is None or graph.x.shape[1:] != (channels,):
-                raise ValueError(
-                    f"x of data must have the {channels} features of the compared data; got {describe(graph.x)}."
-                )
+            graphs = new_graphs(data, self.problem)
         if not names:
             nodes = self.problem.task == "node"
             number = sum(graph.num_nodes for graph in graphs) if nodes else len(graphs)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import field
+from dataclasses import field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -101,6 +101,34 @@ def split_of(
     return split
 
 
+def with_labels_in_split(problem: Problem) -> Problem:
+    """Return a problem whose split has labels in every part: without it, splits are drawn.
+
+    In files of contests the test rows are those that are to be predicted, and have no labels.
+
+    Raises:
+        ValueError: no training row has a label.
+    """
+    if problem.split is None or problem.task == "link":
+        return problem
+    known = has_label(labels_of(problem)).unsqueeze(1)
+    train, *others = (
+        (mask.view(len(mask), -1) & known).any(0).all() for mask in problem.split
+    )
+    if not train:
+        raise ValueError(
+            "the training rows of every split must have labels; the split that came with the data has none there. "
+            "Correct it, or leave it out."
+        )
+    if all(others):
+        return problem
+    note = (
+        "The split that came with the data has no labels in its validation or test rows, so splits were drawn from the "
+        "rows with labels."
+    )
+    return replace(problem, split=None, notes=(*problem.notes, note))
+
+
 def _for_search(split: Split, y: Tensor, generator: torch.Generator) -> Split:
     """Return a split that tests on validation rows, and chooses epochs on other ones.
 
@@ -136,10 +164,14 @@ def scaling(problem: Problem) -> tuple[Tensor, Tensor]:
     if is_sparse(x):
         length = x.norm(dim=1).mean().clamp(min=1e-12)
         return torch.zeros(x.size(1)), (length / 4).expand(x.size(1))
+    # In double precision, or numbers such as times would lose what tells them apart.
+    x = x.double()
     low, high = x.aminmax(dim=0)
     other = (low < 0) | (high > 1)
-    shift = torch.where(other, x.mean(0), 0.0)
-    scale = torch.where(other, x.std(0).clamp(min=1e-12), 1.0)
+    constant = low == high
+    shift = torch.where(constant, low, torch.where(other, x.mean(0), 0.0))
+    # What was constant may have another value in new rows.
+    scale = torch.where(other & ~constant, x.std(0), 1.0)
     return shift, scale
 
 
@@ -162,7 +194,7 @@ def prepared(
     result = []
     for graph in graphs:
         graph = copy(graph)
-        graph.x = (graph.x - shift) / scale
+        graph.x = ((graph.x - shift) / scale).float()
         if graph.edge_index is None:
             graph = KNNGraph(min(k, len(graph.x) - 1), weighted=True)(graph)
         if problem.task == "node" and is_sparse(graph.x):
@@ -179,8 +211,9 @@ def target_scaling(problem: Problem, split: Split) -> tuple[Tensor, Tensor]:
     y = labels_of(problem)
     if not y.is_floating_point():
         return torch.tensor(0), torch.tensor(1)
-    known = y[split.train]
-    return known.mean(), known.std().clamp(min=1e-12)
+    known = y[split.train].double()
+    deviation = known.std()
+    return known.mean(), deviation if deviation > 0 else torch.ones_like(deviation)
 
 
 @settings
@@ -244,7 +277,7 @@ class ComparedNodes(_Compared, FullGraphDataModule):
         data = split.apply_to(self.graphs(self.k)[0])
         if data.y.is_floating_point():
             shift, scale = target_scaling(self.compared, split)
-            data.y = (data.y - shift) / scale
+            data.y = ((data.y - shift) / scale).float()
         return data
 
 
@@ -266,7 +299,7 @@ class ComparedGraphs(_Compared, BatchDataModule):
             shift, scale = target_scaling(self.compared, split)
             graphs = [copy(graph) for graph in graphs]
             for graph in graphs:
-                graph.y = (graph.y - shift) / scale
+                graph.y = ((graph.y - shift) / scale).float()
         return selected(graphs, split)
 
 

@@ -385,3 +385,43 @@ def _graph_label(source: Data, field: str, where: str) -> Any:
             f"{where}{field} must be one label of the graph; got an array of shape {list(label.shape)}, so choose one."
         )
     return label.item()
+
+
+def new_graphs(source: Any, problem: Problem) -> list[Data]:
+    """Return new graphs as those of a problem: checked, their duplicate edges merged, in as many directions.
+
+    Args:
+        source: a `Data`, or a list of them.
+        problem: the problem.
+
+    Raises:
+        TypeError: an argument is of the wrong kind.
+        ValueError: the graphs are unlike those of the problem.
+    """
+    what = "a table (a path or a DataFrame), a Data, or a list of them"
+    check_kind(source, "data", (Data, Sequence, Dataset), what)
+    sources = [source] if isinstance(source, Data) else list(source)
+    for each in sources:
+        check_kind(each, "data", Data, what)
+    if not sources or (problem.task == "node" and len(sources) > 1):
+        raise ValueError(
+            f"data must be one graph where nodes are predicted, and one at least otherwise; got {len(sources)}."
+        )
+    first = problem.graphs[0]
+    channels = first.x.size(1)
+    graphs = []
+    for each in sources:
+        graph, _ = _graph(each, "data.", 0)
+        if graph.x.shape[1:] != (channels,):
+            raise ValueError(
+                f"x of data must have the {channels} features of the compared data; got {describe(each.x)}."
+            )
+        if first.edge_index is not None:
+            if graph.edge_index is None:
+                raise ValueError(
+                    "edge_index of data must be given, as the compared data have edges; got None. Of a graph without "
+                    "edges it is torch.empty(2, 0, dtype=torch.long)."
+                )
+            tidy_edges(graph, problem.directed, [])
+        graphs.append(graph)
+    return graphs

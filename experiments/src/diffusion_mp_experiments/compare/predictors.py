@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.decomposition import TruncatedSVD
+from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import (
     HistGradientBoostingClassifier,
     HistGradientBoostingRegressor,
@@ -71,6 +72,9 @@ class OnFeatures(nn.Module):
             labels.append(batch.y[mask])
         y = torch.cat(labels)
         steps = [self.regressor if y.is_floating_point() else self.classifier]
+        if len(y.unique()) == 1:
+            # Nothing to learn, which scikit-learn's classifiers refuse.
+            steps = [DummyRegressor() if y.is_floating_point() else DummyClassifier()]
         if not self.trees:
             # One penalty for all columns means something only in one unit.
             steps.insert(0, StandardScaler())

@@ -251,10 +251,11 @@ def _put(config: Config, path: list[str], value: Any, row: str) -> None:
 
 
 def digest(config: Any) -> str:
-    """Hash a configuration, except for the folder of the data, to twelve hexadecimal digits."""
+    """Hash a configuration, except for the place of the data, to twelve hexadecimal digits."""
     config = deepcopy(config)
     # The same data in another folder are the same run.
-    config.get("data", {}).get("init_args", {}).pop("root", None)
+    for place in ("root", "problem"):
+        config.get("data", {}).get("init_args", {}).pop(place, None)
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
 
 
