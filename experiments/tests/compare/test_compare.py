@@ -21,6 +21,7 @@ from diffusion_mp_experiments.compare.comparison import (
     table_folder,
     table_of,
 )
+from diffusion_mp_experiments.compare.data import with_labels_in_split
 from diffusion_mp_experiments.compare.plan import Plan
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.compare.report import hurried
@@ -302,6 +303,26 @@ def test_a_class_of_a_single_training_row(tmp_path: Path) -> None:
         frame_file(frame, tmp_path), tmp_path / "out", ["linear", "boosting"]
     )
     assert {line.row for line in result.lines} == {"linear", "boosting"}
+
+
+def test_too_few_labels_and_parts_without_labels(tmp_path: Path) -> None:
+    y = torch.arange(60) % 2
+    for labels, least in ((y, 10), (y + 0.5, 20)):
+        few = labels.clone()
+        few[least - 1 :] = -1 if least == 10 else math.nan
+        data = Data(x=torch.randn(60, 2), y=few)
+        classes = ("a", "b") if least == 10 else ()
+        problem = Problem("node", classes, [data], tuple(map(str, range(60))))
+        with pytest.raises(ValueError, match=f"must have {least} labels at least"):
+            compare(problem, 1, out=tmp_path)
+    half = torch.arange(60) < 30
+    data = Data(x=torch.randn(60, 2), y=torch.where(half, y, -1))
+    problem = replace(problem, classes=("a", "b"), graphs=[data])
+    contest = with_labels_in_split(replace(problem, split=(half, half, ~half)))
+    assert contest.split is None
+    assert "no labels in its validation or test rows" in contest.notes[-1]
+    with pytest.raises(ValueError, match="the training rows of every split must have"):
+        compare(replace(problem, split=(~half, half, half)), 1, out=tmp_path)
 
 
 def test_arguments_that_are_wrong_begin_no_comparison(tmp_path: Path) -> None:

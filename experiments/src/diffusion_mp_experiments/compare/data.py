@@ -28,6 +28,8 @@ from diffusion_mp_experiments.train.datamodules import (
 SHARES = (0.6, 0.2)
 #: Of the training of the model that is kept, which tests nothing.
 KEPT_SHARES = (0.8, 0.2)
+#: Labels of classes below which nothing is compared; of numbers twice as many.
+FEWEST = 10
 #: Number of neighbours with which the row of a table is joined.
 NEIGHBOURS = 10
 # Features from this number on are stored sparse, if fewer than this share of the entries are not zero.
@@ -107,26 +109,36 @@ def with_labels_in_split(problem: Problem) -> Problem:
     In files of contests the test rows are those that are to be predicted, and have no labels.
 
     Raises:
-        ValueError: no training row has a label.
+        ValueError: no training row has a label, or there are too few labels to divide.
     """
-    if problem.split is None or problem.task == "link":
+    if problem.task == "link":
         return problem
-    known = has_label(labels_of(problem)).unsqueeze(1)
-    train, *others = (
-        (mask.view(len(mask), -1) & known).any(0).all() for mask in problem.split
-    )
-    if not train:
-        raise ValueError(
-            "the training rows of every split must have labels; the split that came with the data has none there. "
-            "Correct it, or leave it out."
+    known = has_label(labels_of(problem))
+    if problem.split is not None:
+        train, *others = (
+            (mask.view(len(mask), -1) & known.unsqueeze(1)).any(0).all()
+            for mask in problem.split
         )
-    if all(others):
-        return problem
-    note = (
-        "The split that came with the data has no labels in its validation or test rows, so splits were drawn from the "
-        "rows with labels."
-    )
-    return replace(problem, split=None, notes=(*problem.notes, note))
+        if not train:
+            raise ValueError(
+                "the training rows of every split must have labels; the split that came with the data has none there. "
+                "Correct it, or leave it out."
+            )
+        if all(others):
+            return problem
+        note = (
+            "The split that came with the data has no labels in its validation or test rows, so splits were drawn "
+            "from the rows with labels."
+        )
+        problem = replace(problem, split=None, notes=(*problem.notes, note))
+    # Of a single row in a part there is no R².
+    least = FEWEST if problem.classes else 2 * FEWEST
+    if known.sum() < least:
+        raise ValueError(
+            f"the target must have {least} labels at least, since some train, some choose and some test; got "
+            f"{int(known.sum())}."
+        )
+    return problem
 
 
 def _for_search(split: Split, y: Tensor, generator: torch.Generator) -> Split:
