@@ -60,6 +60,7 @@ test_refusals = refuses(
         "ax must be a matplotlib axis",
     ),
     (lambda: traced(lambda x, previous: x), TypeError, "energy must give a scalar"),
+    (lambda: EnergyTrace([3]), TypeError, "every one of model must be a torch.nn"),
     (lambda: plot_attention(COUPLING, threshold=1.0), ValueError, "threshold must lie"),
 )
 

@@ -67,6 +67,13 @@ def test_not_the_signs_of_entries_count_but_those_of_eigenvalues():
     assert certify(coupling, None, 0.1)
 
 
+def test_a_residual_step_with_row_sums_above_one_has_no_lower_bound():
+    coupling = from_dense(torch.full((3, 3), 0.5, dtype=DOUBLE), nonnegative=True)
+    assert theorem1(coupling, 0.1)
+    certificate = theorem1(coupling, 0.1, form="residual")
+    assert "I − S has the negative eigenvalue -0.5" in certificate.reason
+
+
 @pytest.mark.parametrize("dense_nodes", [0, 256], ids=["lanczos", "dense"])
 def test_heavy_self_weights_hide_no_eigenvalue(dense_nodes, monkeypatch):
     """Two nodes far apart for their kernel: 1 − ω_ii/d̄_i is the weight of the other one, which 1 − 1 would lose."""

@@ -118,3 +118,21 @@ def test_a_layer_that_is_called_again_is_certified_at_every_state() -> None:
     assert twice
     assert twice.lam > once.lam
     assert "leaves the domain" in dm.certify(Mine(100.0), x).layers["step"].reason
+
+
+def test_a_layer_without_a_penalty_is_judged_by_its_symmetric_coupling() -> None:
+    kernel = dm.GaussianDiffusivity(
+        normalize=None, measure="distance", row_stochastic=False
+    )
+    both = [
+        dm.DiffusionConv(
+            4, 4, diffusivity, dm.ExplicitEuler(0.1), transform=False, bias=False
+        )
+        for diffusivity in (
+            dm.SymmetricDiffusivity(kernel),
+            dm.SymmetricDiffusivity(kernel) + dm.SigmoidDiffusivity(),
+        )
+    ]
+    symmetric, other = (dm.certify(nn.Sequential(layer)).layers["0"] for layer in both)
+    assert "depends on the state and the graph: pass them" in symmetric.reason
+    assert "SumDiffusivity: a sum of diffusivities" in other.reason

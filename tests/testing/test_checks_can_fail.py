@@ -12,7 +12,11 @@ from diffusion_mp.couplings import (
     LowRankCoupling,
     Sums,
 )
-from diffusion_mp.diffusivities import Diffusivity
+from diffusion_mp.diffusivities import (
+    AdjacencyDiffusivity,
+    Diffusivity,
+    ScaledDiffusivity,
+)
 from diffusion_mp.energies import SourceTerm
 from diffusion_mp.graph import Graph
 from diffusion_mp.layers import DiffusionConv, RowAttention
@@ -312,6 +316,18 @@ def test_broken_diffusivities_are_named(kind: type[Cosine], law: str) -> None:
         AssertionError, match=rf"{kind.__name__} breaks the law '{law}'"
     ):
         check_diffusivity(kind)
+
+
+class Undemanding(ScaledDiffusivity):
+    def declare(self) -> None:
+        super().declare()
+        self.needs_graph = False
+
+
+def test_multiples_need_what_the_diffusivity_needs() -> None:
+    times = {"__rmul__": lambda self, a: Undemanding(a, self)}
+    with pytest.raises(AssertionError, match=r"'algebra'.*needs_graph of ½ D"):
+        check_diffusivity(type("Times", (AdjacencyDiffusivity,), times))
 
 
 class BatchNormed(DiffusionConv):
