@@ -728,6 +728,16 @@ def test_refused_files(tmp_path):
     refused("nan.npz", "nan.npz: x must be finite; 1 of its 2")
 
 
+def test_a_column_named_id_comes_before_a_nameless_index(tmp_path):
+    nodes = ",id,x,label\n0,a,1,u\n1,b,2,v\n"
+    problem = read(made(tmp_path, nodes, "source,target\na,b\n"))
+    assert problem.names == ("a", "b")
+    assert problem.graphs[0].x.tolist() == [[1], [2]]
+    assert any("column without a name was left out" in note for note in problem.notes)
+    assert read(table(tmp_path, "node,ID,y\n1,a,0\n1,b,1\n")).names == ("a", "b")
+    assert read(table(tmp_path, ",x,y\na,1,0\nb,2,1\n")).names == ("a", "b")
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

@@ -215,7 +215,10 @@ class _Table:
 
     def identifier(self, needed: bool) -> str | None:
         """Return the column that is named like one of ids, or else the first if ids are needed."""
-        found = self.named(_IDENTIFIERS)
+        found = sorted(
+            self.named(_IDENTIFIERS),
+            key=lambda name: _IDENTIFIERS.index(name.lower()),
+        )
         if needed:
             found += self.columns
         return found[0] if found else None
@@ -240,6 +243,10 @@ class _Table:
             return [str(row) for row in range(self.rows)]
         self.check_column(identifier, "identifier")
         names = self.columns.pop(identifier)
+        if self.columns.pop("", None):
+            self.notes.append(
+                f"The column without a name was left out, since {identifier} has the ids."
+            )
         twice = _repeated(names)
         if twice or "" in names:
             wrong = f"{some(twice)} several times"
