@@ -738,6 +738,23 @@ def test_a_column_named_id_comes_before_a_nameless_index(tmp_path):
     assert read(table(tmp_path, ",x,y\na,1,0\nb,2,1\n")).names == ("a", "b")
 
 
+@pytest.mark.parametrize("names", ["source_id,target_id", "src_id,dst_id", "U,V"])
+def test_more_names_of_the_ends_of_edges(tmp_path, names):
+    problem = read(made(tmp_path, edges=f"edge_id,{names}\n10,n7,n9\n"), directed=True)
+    assert problem.graphs[0].edge_index.flatten().tolist() == [0, 3]
+    assert not any("ends of edges" in note for note in problem.notes)
+
+
+def test_ends_that_are_only_the_first_columns_are_named(tmp_path):
+    problem = read(made(tmp_path, edges="w,a,b\n10,n7,n9\n"))
+    assert any("The ends of edges are the columns 'w', 'a'" in n for n in problem.notes)
+    said = (
+        r"the columns 'w', 'a' must hold ids .* 1 are not: '0.5';.* source and target"
+    )
+    with pytest.raises(ValueError, match=said):
+        read(made(tmp_path, edges="w,a,b\n0.5,n7,n9\n"))
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

@@ -26,7 +26,14 @@ Columns = dict[str, list[str]]
 
 _TARGETS = ("label", "target", "class", "y")
 _IDENTIFIERS = ("id", "node_id", "node", "")  # pandas leaves its index without a name
-_ENDS = (("source", "target"), ("src", "dst"), ("from", "to"))
+_ENDS = (
+    ("source", "target"),
+    ("src", "dst"),
+    ("from", "to"),
+    ("source_id", "target_id"),
+    ("src_id", "dst_id"),
+    ("u", "v"),
+)
 _WEIGHTS = ("weight", "edge_weight")
 _MISSING = ("", "na", "n/a", "nan", "null", "?")
 _PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
@@ -425,12 +432,16 @@ def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -
         raise ValueError(
             f"{edges.path} must begin with a line of names, such as source,target; got {some(columns)}."
         )
+    else:
+        nodes.notes.append(
+            f"The ends of edges are the columns {some(ends)}, the first two; name others source and target if they are."
+        )
     listed = [columns.pop(end) for end in ends]
     unknown = sorted({*listed[0], *listed[1]} - place.keys())
     if unknown:
         raise ValueError(
-            f"{edges.path}: the ends of edges must be ids of {nodes.path}, and {len(unknown)} are not: "
-            f"{some(unknown)}; add them there, or leave their edges out."
+            f"{edges.path}: the columns {some(ends)} must hold ids of {nodes.path}, and {len(unknown)} are not: "
+            f"{some(unknown)}; add them there, leave their edges out, or name the columns of the ends source and target."
         )
     data.edge_index = torch.tensor([[place[name] for name in end] for end in listed])
     for name in edges.named(_WEIGHTS):
