@@ -755,6 +755,28 @@ def test_ends_that_are_only_the_first_columns_are_named(tmp_path):
         read(made(tmp_path, edges="w,a,b\n0.5,n7,n9\n"))
 
 
+@pytest.mark.parametrize(
+    ("values", "task", "classes"),
+    [
+        (["1_0", "10", "1_0", "10"], None, ("10", "1_0")),
+        (["01", "1", "1", "2"], None, ("01", "1", "2")),
+        (["007", "008", "007", "008"], None, ("007", "008")),
+        (
+            ["9007199254740993", "9007199254740992"] * 2,
+            None,
+            ("9007199254740992", "9007199254740993"),
+        ),
+        (["1.50", "2.0", "1.5", "2"], "node", ("1.5", "2")),
+        (["01", "1.50", "1.5", "2"], None, ()),
+        (["01", "1", "inf", "2"], "regression", ()),
+    ],
+)
+def test_different_texts_are_different_classes(tmp_path, values, task, classes):
+    rows = "".join(f"{value},1\n" for value in values)
+    problem = read(table(tmp_path, "y,a\n" + rows), task=task)
+    assert problem.classes == classes
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

@@ -19,7 +19,13 @@ from torch_geometric.utils import from_smiles
 
 from diffusion_mp.checks import needed_by
 from diffusion_mp_experiments.compare.problem import Problem, Question
-from diffusion_mp_experiments.compare.tidying import NO_FEATURES, as_problem, some
+from diffusion_mp_experiments.compare.tidying import (
+    NO_FEATURES,
+    as_problem,
+    class_name,
+    is_number,
+    some,
+)
 from diffusion_mp_experiments.files.reading import reading
 
 Columns = dict[str, list[str]]
@@ -99,7 +105,7 @@ def read_table(
                 ]
     return as_problem(
         graphs,
-        _label_values([labels[i] for i in kept]),
+        _label_values([labels[i] for i in kept], question.task),
         what,
         # A table has every edge once.
         replace(question, directed=bool(question.directed)),
@@ -402,6 +408,9 @@ def _known(text: str) -> str:
 
 def _numbers(texts: list[str]) -> np.ndarray | None:
     """Return floats, NaN where they are missing, infinite or beyond float32; None if there is text."""
+    # For Python, 1_0 is ten.
+    if any("_" in text for text in texts):
+        return None
     try:
         values = np.array([float(_known(text) or "nan") for text in texts])
     except ValueError:
@@ -410,12 +419,23 @@ def _numbers(texts: list[str]) -> np.ndarray | None:
     return values
 
 
-def _label_values(texts: list[str]) -> np.ndarray:
-    """Return numbers, or else texts, as in `as_labels`."""
+def _label_values(texts: list[str], task: str | None) -> np.ndarray:
+    """Return numbers, or else texts, as in `as_labels`; classes whose numbers are written otherwise stay texts."""
     values = _numbers(texts)
-    if values is None:
-        return np.array([_known(text) or None for text in texts], object)
-    return values
+    if values is not None:
+        finite = np.isfinite(values)
+        pairs = zip(texts, values, finite, strict=True)
+        exact = all(
+            _digits(text) == class_name(value) for text, value, ok in pairs if ok
+        )
+        if exact or is_number(np.unique(values[finite]), "", task):
+            return values
+    return np.array([_known(text) or None for text in texts], object)
+
+
+def _digits(text: str) -> str:
+    """Return a number without zeros at its end: 3.0 of a table is the class 3."""
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -> None:
@@ -441,7 +461,7 @@ def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -
     if unknown:
         raise ValueError(
             f"{edges.path}: the columns {some(ends)} must hold ids of {nodes.path}, and {len(unknown)} are not: "
-            f"{some(unknown)}; add them there, leave their edges out, or name the columns of the ends source and target."
+            f"{some(unknown)}; add them there, leave these edges out, or name the columns of ends source and target."
         )
     data.edge_index = torch.tensor([[place[name] for name in end] for end in listed])
     for name in edges.named(_WEIGHTS):

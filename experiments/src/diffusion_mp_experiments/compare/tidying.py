@@ -126,7 +126,7 @@ def as_labels(
     unknown = len(known) - int(known.sum())
     if unknown:
         notes.append(f"{what} is unknown for {unknown} of {len(known)}.")
-    if _is_number(found, what, task):
+    if is_number(found, what, task):
         numbers = np.where(known, values, np.nan).astype(np.float32)
         if len(found) <= _MOST and (found % 1 == 0).all() and task is None:
             notes.append(
@@ -139,16 +139,18 @@ def as_labels(
             f"{what} has {len(found)} different values, and classes may be at most {most} here; name another "
             f'with target=, or predict a number with task="regression".'
         )
-    # 3.0 of a table is the class "3".
-    classes = tuple(
-        f"{value:.15g}" if isinstance(value, float) else str(value) for value in found
-    )
+    classes = tuple(map(class_name, found))
     single = [name for name, count in zip(classes, counts, strict=True) if count == 1]
     if single:
         notes.append(f"{what} has classes with a single example: {some(single)}.")
     y = torch.full((len(values),), -1)
     y[torch.from_numpy(known)] = torch.from_numpy(place)
     return y, classes
+
+
+def class_name(value: Any) -> str:
+    """Return the name of a class; 3.0 of a table is the class "3"."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
 def _is_known(values: np.ndarray, task: str | None) -> np.ndarray:
@@ -159,7 +161,8 @@ def _is_known(values: np.ndarray, task: str | None) -> np.ndarray:
     return np.array([value is not None for value in values], bool)
 
 
-def _is_number(found: np.ndarray, what: str, task: str | None) -> bool:
+def is_number(found: np.ndarray, what: str, task: str | None) -> bool:
+    """Return whether the different known values are numbers to predict, not classes."""
     if task == "regression":
         if found.dtype.kind not in "iuf":
             raise ValueError(
