@@ -777,6 +777,52 @@ def test_different_texts_are_different_classes(tmp_path, values, task, classes):
     assert problem.classes == classes
 
 
+@pytest.mark.parametrize("missing", ["", "nan", "None", "NA", "-", None, np.nan])
+def test_missing_labels_are_no_class(tmp_path, missing):
+    data = small()
+    data.y = ["a", "b", "a", "b", missing, "a"]
+    problem = read(data)
+    assert problem.classes == ("a", "b")
+    assert problem.graphs[0].y.tolist() == [0, 1, 0, 1, -1, 0]
+    fields = {name: data[name].numpy() for name in ("x", "edge_index")}
+    np.savez(tmp_path / "text.npz", y=np.array(data.y, str), **fields)
+    check_same(read(tmp_path / "text.npz"), problem)
+    rows = "".join(f"{missing},1\n" for missing in (*data.y[:4], missing or ""))
+    assert read(table(tmp_path, "y,a\n" + rows)).classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["a", "b", "a", None], ("a", "b")),
+        ([3, 5, -1, None], ("3", "5")),
+        ([True, False, True, None], ("False", "True")),
+        ([0.5, 1.5, float("nan"), None], ()),
+    ],
+)
+def test_graphs_without_a_label(labels, classes):
+    graphs = graph_list()
+    for graph, label in zip(graphs, labels, strict=True):
+        graph.y = label
+    problem = read(graphs)
+    assert problem.classes == classes
+    known = [bool(graph.y >= 0) for graph in problem.graphs]
+    assert known == [True, True, labels[2] in ("a", True), False]
+
+
+def test_labels_of_other_kinds():
+    y = torch.tensor([0.5, 1.5, 2, 1, 0.5, 0.5])
+    assert read(changed(y=y.bfloat16())).graphs[0].y.tolist() == y.tolist()
+    for y in (torch.ones(6) * 1j, np.array([{}, 1, "a", 0, 0, 0], object)):
+        with pytest.raises(ValueError, match="y must hold numbers, bools or text; got"):
+            read(changed(y=y))
+    graphs = graph_list()
+    graphs[0].y = torch.tensor([1j])
+    graphs[1].y = torch.tensor([1.0]).bfloat16()
+    with pytest.raises(ValueError, match="y must hold numbers, bools or text; got 1j"):
+        read(graphs)
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

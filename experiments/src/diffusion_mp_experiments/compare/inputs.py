@@ -244,6 +244,13 @@ def _tensor(value: Any) -> Any:
     return value
 
 
+def _array(labels: Any) -> np.ndarray:
+    # NumPy has no bfloat16.
+    if isinstance(labels, torch.Tensor) and labels.dtype == torch.bfloat16:
+        labels = labels.float()
+    return np.asarray(labels)
+
+
 def _from_graph(
     source: Data,
     where: str,
@@ -252,7 +259,7 @@ def _from_graph(
     field = question.target or "y"
     labels: np.ndarray = np.empty(0)
     if field in source:
-        labels = np.atleast_1d(source[field])
+        labels = np.atleast_1d(_array(source[field]))
     elif question.task != "link" or question.target is not None:
         raise ValueError(
             f"{where}source has no {field}; name the field to predict with target=, one of "
@@ -368,7 +375,7 @@ def _from_graphs(
         )
     return as_problem(
         graphs,
-        np.array(labels),
+        np.array(labels, object),
         f"{where}{field}",
         question,
         notes,
@@ -378,8 +385,8 @@ def _from_graphs(
 
 def _graph_label(source: Data, field: str, where: str) -> Any:
     if source.get(field) is None:
-        return np.nan
-    label = np.asarray(source[field])
+        return None
+    label = _array(source[field])
     if label.size != 1:
         raise ValueError(
             f"{where}{field} must be one label of the graph; got an array of shape {list(label.shape)}, so choose one."

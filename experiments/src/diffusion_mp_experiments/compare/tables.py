@@ -23,6 +23,7 @@ from diffusion_mp_experiments.compare.tidying import (
     NO_FEATURES,
     as_problem,
     class_name,
+    is_missing,
     is_number,
     some,
 )
@@ -41,7 +42,6 @@ _ENDS = (
     ("u", "v"),
 )
 _WEIGHTS = ("weight", "edge_weight")
-_MISSING = ("", "na", "n/a", "nan", "null", "?")
 _PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 _KINDS = 50  # different values of a column that become indicator columns
 _LOOKED_AT = 20  # values that must all be molecules where no column is named smiles
@@ -403,7 +403,7 @@ def _repeated(values: Sequence[str]) -> list[str]:
 
 def _known(text: str) -> str:
     """Return a text, or an empty one if it says that something is missing."""
-    return "" if text.lower() in _MISSING else text
+    return "" if is_missing(text) else text
 
 
 def _numbers(texts: list[str]) -> np.ndarray | None:
