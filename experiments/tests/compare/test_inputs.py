@@ -823,6 +823,12 @@ def test_labels_of_other_kinds():
         read(graphs)
 
 
+@pytest.mark.parametrize("before", ["", "\n\n", " \n"])
+def test_tabs_with_a_nameless_first_column(tmp_path, before):
+    problem = read(table(tmp_path, before + "\tlabel\na\t0\nb\t1\n"))
+    assert problem.names == ("a", "b")
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

@@ -372,7 +372,9 @@ def _read_columns(path: Path) -> Columns:
 
 
 def _columns(text: str) -> Columns:
-    first = text.lstrip().partition("\n")[0]
+    # A tab is no blank: it separates columns, of which the first may have no name.
+    text = text.lstrip(" \r\n")
+    first = text.partition("\n")[0]
     lines = csv.reader(
         io.StringIO(text, newline=""),
         delimiter=max(",;\t", key=first.count),
