@@ -829,6 +829,24 @@ def test_tabs_with_a_nameless_first_column(tmp_path, before):
     assert problem.names == ("a", "b")
 
 
+@pytest.mark.parametrize("weighted", [True, False])
+def test_new_edges_have_weights_if_the_compared_ones_had_some(tmp_path, weighted):
+    texts = ["source,target,weight\nn7,n9,2\n", "source,target\nn7,n9\n"]
+    if not weighted:
+        texts.reverse()
+    problem = read(made(tmp_path, edges=texts[0]))
+    problem.save(tmp_path / "problem.npz")
+    problem = Problem.load(tmp_path / "problem.npz")
+    assert read_more(tmp_path, problem)[0][0].num_edges == 2
+    made(tmp_path, edges=texts[1])
+    said = "edges.csv must have a column named weight" if weighted else "no column of w"
+    with pytest.raises(ValueError, match=said):
+        read_more(tmp_path, problem)
+    # As problems were saved before.
+    del problem.encoding["weighted"]
+    read_more(tmp_path, problem)
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

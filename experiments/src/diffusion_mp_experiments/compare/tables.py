@@ -94,6 +94,7 @@ def read_table(
         if edges is not None:
             joining = _Table(edges)
             _add_edges(data, joining, table, names)
+            encoding["weighted"] = "edge_weight" in data
             if joining.columns:
                 columns = joining.feature_columns()
                 encoding["edge_attr"] = [asdict(column) for column in columns]
@@ -150,6 +151,12 @@ def read_new(
     if edges is not None:
         joining = _Table(edges)
         _add_edges(data, joining, table, names)
+        weighted = "edge_weight" in data
+        if encoding.get("weighted", weighted) != weighted:
+            wanted = "no column of weights" if weighted else "a column named weight"
+            raise ValueError(
+                f"{edges} must have {wanted}, as the table of the compared edges; change it accordingly."
+            )
         if "edge_attr" in encoding:
             columns = [Column(**column) for column in encoding["edge_attr"]]
             data.edge_attr = joining.features(columns)
