@@ -847,6 +847,34 @@ def test_new_edges_have_weights_if_the_compared_ones_had_some(tmp_path, weighted
     read_more(tmp_path, problem)
 
 
+@pytest.mark.parametrize("missing", ["#N/A", "-", ".", "None", "<NA>"])
+def test_words_for_what_is_missing(tmp_path, missing):
+    problem = read(table(tmp_path, f"a,y\n1,0.5\n{missing},1.5\n3,{missing}\n"))
+    assert problem.graphs[0].x.tolist() == [[0, 1], [1, 2], [0, 3]]
+    assert problem.graphs[0].y.isnan().tolist() == [False, False, True]
+
+
+def test_decimal_commas_between_semicolons(tmp_path):
+    text = "id;a;b;y\n1;0,5;x,y;1,5\n2;-1,25;z;2,25\n3;2;z;\n"
+    problem = read(table(tmp_path, text))
+    assert problem.classes == ()
+    assert problem.graphs[0].y[:2].tolist() == [1.5, 2.25]
+    assert problem.graphs[0].x[:, 0].tolist() == [0.5, -1.25, 2]
+    assert problem.graphs[0].num_features == 3
+    assert read(table(tmp_path, text.replace("0,5", '"0,5"'))).classes == ()
+
+
+def test_numbers_with_some_other_text_are_named(tmp_path):
+    rows = "".join(f"{i},{i % 2}.5,{i}\n" for i in range(1, 19))
+    problem = read(table(tmp_path, "a,y,b\n" + rows + "5%,$3,\n,8,zwei\n"))
+    said = "The column {} was read as text, since {} in row {} is no number."
+    assert said.format("a", "'5%'", 19) in problem.notes
+    assert said.format("b", "'zwei'", 20) in problem.notes
+    assert said.format("y", "'$3'", 19) in problem.notes
+    problem = read(table(tmp_path, "a,y\nx,1\n2,0\n3,1\n4,0\n"))
+    assert problem.notes == ("The column a became 4 indicator columns.",)
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

@@ -44,7 +44,9 @@ _ENDS = (
 _WEIGHTS = ("weight", "edge_weight")
 _PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 _KINDS = 50  # different values of a column that become indicator columns
-_LOOKED_AT = 20  # values that must all be molecules where no column is named smiles
+_SOME_WORDS = 0.1  # share of words in a column that may be meant as numbers
+_LOOKED_AT = 20
+# values that must all be molecules where no column is named smiles
 _TABLE = "Save the table as text in UTF-8, separated by commas, with the names of the columns in the first line."
 
 
@@ -298,6 +300,7 @@ class _Table:
                 f'column to predict with target=, one of {some(self.columns)}, or predict links with task="link".'
             )
         (name,) = found
+        self.note_text(name)
         return f'{self.path}: the column "{name}"', self.columns.pop(name)
 
     def take_split(self) -> Tensor | None:
@@ -330,12 +333,29 @@ class _Table:
                 return name
         return None
 
+    def note_text(self, name: str) -> None:
+        """Say it in a note if a column is text, but nearly all of its cells are numbers."""
+        if self.numbers(name) is not None:
+            return
+        known = {
+            row: text
+            for row, text in enumerate(self.columns[name], 1)
+            if not is_missing(text)
+        }
+        words = [row for row, text in known.items() if _numbers([text]) is None]
+        if len(words) <= _SOME_WORDS * len(known):
+            row = words[0]
+            self.notes.append(
+                f"The column {name} was read as text, since {known[row]!r} in row {row} is no number."
+            )
+
     def feature_columns(self) -> list[Column]:
         """Return the columns that become features, and say in notes how."""
         found = []
         for name, texts in self.columns.items():
             numbers = self.numbers(name)
             if numbers is None:
+                self.note_text(name)
                 kinds = sorted({*map(_known, texts)})
                 count = len(kinds)
                 note = f"became {count} indicator columns."
@@ -382,11 +402,8 @@ def _columns(text: str) -> Columns:
     # A tab is no blank: it separates columns, of which the first may have no name.
     text = text.lstrip(" \r\n")
     first = text.partition("\n")[0]
-    lines = csv.reader(
-        io.StringIO(text, newline=""),
-        delimiter=max(",;\t", key=first.count),
-        strict=True,
-    )
+    separator = max(",;\t", key=first.count)
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows = [row for row in lines if row]
     if len(rows) < 2:
         raise ValueError("it has no rows below a line of names")
@@ -399,11 +416,15 @@ def _columns(text: str) -> Columns:
             raise ValueError(
                 f"row {number} has {len(row)} cells below {len(names)} names of columns"
             )
-    cells = zip(*rows[1:], strict=True)
-    return {
-        name: [cell.strip() for cell in column]
-        for name, column in zip(names, cells, strict=True)
-    }
+    columns = {}
+    for name, column in zip(names, zip(*rows[1:], strict=True), strict=True):
+        columns[name] = [cell.strip() for cell in column]
+        if separator == ";":
+            # Commas that separate nothing may be decimal.
+            points = [cell.replace(",", ".") for cell in columns[name]]
+            if _numbers(points) is not None:
+                columns[name] = points
+    return columns
 
 
 def _repeated(values: Sequence[str]) -> list[str]:
