@@ -875,6 +875,31 @@ def test_numbers_with_some_other_text_are_named(tmp_path):
     assert problem.notes == ("The column a became 4 indicator columns.",)
 
 
+def test_files_of_a_folder_go_by_their_names(tmp_path):
+    made(tmp_path)
+    (tmp_path / "edges.csv").rename(tmp_path / "Edges.CSV")
+    (tmp_path / "nodes.csv").rename(tmp_path / "Nodes.csv")
+    expected = read(tmp_path)
+    assert expected.graphs[0].num_edges == 4
+    check_same(read(tmp_path / "Nodes.csv"), expected)
+    (tmp_path / "Edges.CSV").rename(tmp_path / "links.csv")
+    said = r"and holds 'Nodes.csv', 'links.csv'; .*edges= \(--edges\)"
+    with pytest.raises(ValueError, match=said):
+        read(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        read_more(tmp_path, expected)
+    named = {"edges": tmp_path / "links.csv"}
+    check_same(read(tmp_path, **named), expected)
+    assert len(read_more(tmp_path, expected, **named)[1]) == 4
+    assert read(tmp_path / "Nodes.csv").graphs[0].edge_index is None
+
+
+def test_a_suffix_may_be_written_in_capitals(tmp_path):
+    for name in ("A.CSV", "b.Tsv"):
+        write(tmp_path, {name: "a,y\n1,0\n2,1\n"})
+        assert read(tmp_path / name).classes == ("0", "1")
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

@@ -137,23 +137,36 @@ def read_more(
 
 def _tables(path: Path, edges: str | Path | None) -> tuple[Path | None, Path | None]:
     """Return the table at the path, if there is one, and the table of edges that goes with it."""
-    beside = path.parent / "edges.csv"
-    if path.is_dir() and (path / "nodes.csv").is_file():
-        beside = path / "edges.csv"
-        path = path / "nodes.csv"
-    elif path.suffix not in _TABLES or path.is_dir():
+    if path.is_dir():
+        found = _csv_files(path)
+        if "nodes.csv" not in found:
+            return None, None
+        if edges is None and "edges.csv" not in found and len(found) > 1:
+            raise ValueError(
+                f"{path} must hold nodes.csv and edges.csv, and holds {some(file.name for file in found.values())}; "
+                f"name the table of the edges with edges= (--edges), or give the path of nodes.csv if there are none."
+            )
+        path = found["nodes.csv"]
+    elif path.suffix.lower() not in _TABLES:
         return None, None
+    beside = _csv_files(path.parent).get("edges.csv")
     if edges is not None:
         beside = as_path(edges, "edges")
     way_out = "Give the path of a table, and with edges= that of its edges."
     check_present("The table", path.parent, [path], way_out)
-    if edges is not None:
+    if beside is not None:
         check_present("The table of edges", beside.parent, [beside], way_out)
     if beside == path:
         raise ValueError(
             f"{path} is the table of edges; give the table of the nodes as source."
         )
-    return path, beside if beside.is_file() else None
+    return path, beside
+
+
+def _csv_files(folder: Path) -> dict[str, Path]:
+    """Return the files .csv of a folder by their names in small letters, which sort behind capitals."""
+    files = sorted(folder.glob("*.[cC][sS][vV]"))
+    return {path.name.lower(): path for path in files if path.is_file()}
 
 
 def _read_file(path: Path, question: Question) -> Problem:
