@@ -900,6 +900,14 @@ def test_a_suffix_may_be_written_in_capitals(tmp_path):
         assert read(tmp_path / name).classes == ("0", "1")
 
 
+@pytest.mark.parametrize("rows", [9, 10])
+def test_texts_that_differ_in_ten_rows_are_ids(tmp_path, rows):
+    lines = "".join(f"word{i},{i},{i % 2}\n" for i in range(rows))
+    problem = read(table(tmp_path, "a,b,y\n" + lines))
+    assert problem.names[1] == ("1" if rows == 9 else "word1")
+    assert problem.graphs[0].num_features == (10 if rows == 9 else 1)
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

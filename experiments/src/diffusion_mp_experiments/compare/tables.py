@@ -44,6 +44,7 @@ _ENDS = (
 _WEIGHTS = ("weight", "edge_weight")
 _PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 _KINDS = 50  # different values of a column that become indicator columns
+_IDS = 10  # texts that all differ, in a first column that has the ids
 _SOME_WORDS = 0.1  # share of words in a column that may be meant as numbers
 _LOOKED_AT = 20
 # values that must all be molecules where no column is named smiles
@@ -251,7 +252,7 @@ class _Table:
         if name is None or self.numbers(name) is not None:
             return None
         texts = {*self.columns[name]}
-        if not len(texts) == self.rows > _KINDS or "" in texts:
+        if not len(texts) == self.rows >= _IDS or "" in texts:
             return None
         self.notes.append(
             f"The column {name} has the ids of the rows, since every row has another text. If there are edges between "
