@@ -908,6 +908,19 @@ def test_texts_that_differ_in_ten_rows_are_ids(tmp_path, rows):
     assert problem.graphs[0].num_features == (10 if rows == 9 else 1)
 
 
+def test_molecules_are_named_by_their_ids(tmp_path):
+    text = "id,smiles,label\nm1,CCO,a\nm2,no,b\nm3,C,b\nm4,CC,a\n"
+    problem = read(table(tmp_path, text))
+    assert problem.names == ("m1", "m3", "m4")
+    new = write(tmp_path, {"new.csv": "smiles,id\nCC,q\nCCC,r\n"})[0]
+    assert read_more(new, problem)[1] == ["q", "r"]
+    new.write_text("smiles\nCC\n")
+    assert read_more(new, problem)[1] == ["CC"]
+    # The index of pandas says less than the molecule.
+    problem = read(table(tmp_path, ",smiles,label\n0,CCO,a\n1,C,b\n"))
+    assert problem.names == ("CCO", "C")
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

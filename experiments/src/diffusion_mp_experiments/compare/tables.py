@@ -81,9 +81,10 @@ def read_table(
     if edges is None:
         smiles = table.molecules()
     if smiles is not None:
-        names = table.columns[smiles]
+        if not identifier:
+            names = table.columns[smiles]
         graphs, kept = _molecules(table, smiles)
-        encoding = {"smiles": smiles, **_kinds_of(graphs)}
+        encoding = {"smiles": smiles, "identifier": identifier, **_kinds_of(graphs)}
         graphs = _with_indicators(graphs, encoding)
     else:
         if identifier is None:
@@ -137,14 +138,17 @@ def read_new(
         ValueError: a column is missing or of another kind. The message names it.
     """
     table = _Table(source)
+    identifier = encoding.get("identifier")
     if "smiles" in encoding:
         name = encoding["smiles"]
         table.check_column(name, "the column of molecules")
         graphs, kept = _molecules(table, name)
         if len(kept) < table.rows:
             raise ValueError(f"{table.path}: {table.notes[-1]} Remove these rows.")
-        return _with_indicators(graphs, encoding), table.columns[name]
-    identifier = encoding.get("identifier")
+        names = table.columns[name]
+        if identifier and identifier in table.columns:
+            names = table.take_names(identifier)
+        return _with_indicators(graphs, encoding), names
     # Only edges need the ids.
     if edges is None and identifier not in table.columns:
         identifier = None
