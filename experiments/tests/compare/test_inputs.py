@@ -921,6 +921,24 @@ def test_molecules_are_named_by_their_ids(tmp_path):
     assert problem.names == ("CCO", "C")
 
 
+def test_new_molecules_may_be_single_atoms(tmp_path):
+    problem = read(table(tmp_path, SMILES.format("smiles")))
+    new = write(tmp_path, {"new.csv": "smiles,more\nC,1\nO,2\n"})[0]
+    graphs, _ = read_more(new, problem)
+    assert [graph.edge_attr.shape for graph in graphs] == [
+        (0, problem.graphs[0].num_edge_features)
+    ] * 2
+    assert torch.equal(graphs[0].x, problem.graphs[2].x)
+    new.write_text("smiles,more\nC,1\nno,2\n")
+    with pytest.raises(ValueError, match="1 rows are no molecules: 'no'; remove them"):
+        read_more(new, problem)
+
+
+def test_letters_are_no_molecules(tmp_path):
+    problem = read(table(tmp_path, "element,y\nB,0.5\nC,1.5\nN,2.25\nCl,1\n"))
+    assert problem.task == "node"
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.preprocessing import OneHotEncoder
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
@@ -143,9 +142,12 @@ def read_new(
         name = encoding["smiles"]
         table.check_column(name, "the column of molecules")
         graphs, kept = _molecules(table, name)
-        if len(kept) < table.rows:
-            raise ValueError(f"{table.path}: {table.notes[-1]} Remove these rows.")
         names = table.columns[name]
+        wrong = [names[row] for row in sorted({*range(table.rows)} - {*kept})]
+        if wrong:
+            raise ValueError(
+                f"{table.path}: {len(wrong)} rows are no molecules: {some(wrong)}; remove them."
+            )
         if identifier and identifier in table.columns:
             names = table.take_names(identifier)
         return _with_indicators(graphs, encoding), names
@@ -332,8 +334,9 @@ class _Table:
             return next(iter(found), None)
         for name, texts in self.columns.items():
             first = texts[:_LOOKED_AT]
-            # Categories such as C, N and O repeat, molecules hardly.
-            different = _numbers(first) is None and not _repeated(first)
+            # Categories such as C, N and O are short and repeat, molecules hardly.
+            words = _numbers(first) is None and max(map(len, first)) > 2
+            different = words and not _repeated(first)
             if different and all(from_smiles(text).num_nodes for text in first):
                 return name
         return None
@@ -538,8 +541,8 @@ def _kinds_of(graphs: list[Data]) -> dict[str, list[list[int]]]:
     """Return the kinds of atoms and bonds that occur, for every column of the graphs."""
     found = {}
     for name in ("x", "edge_attr"):
-        encoder = OneHotEncoder().fit(torch.cat([graph[name] for graph in graphs]))
-        found[name] = [kinds.tolist() for kinds in encoder.categories_]
+        columns = torch.cat([graph[name] for graph in graphs]).t()
+        found[name] = [column.unique().tolist() for column in columns]
     return found
 
 
@@ -548,13 +551,9 @@ def _with_indicators(graphs: list[Data], kinds: dict[str, Any]) -> list[Data]:
     encoded = [Data(edge_index=graph.edge_index) for graph in graphs]
     for name in ("x", "edge_attr"):
         parts = [graph[name] for graph in graphs]
-        encoder = OneHotEncoder(
-            categories=kinds[name],
-            handle_unknown="ignore",
-            sparse_output=False,
-            dtype=np.float32,
-        )
-        columns = torch.from_numpy(encoder.fit_transform(torch.cat(parts)))
-        for data, part in zip(encoded, columns.split([*map(len, parts)]), strict=True):
+        columns = zip(torch.cat(parts).t(), kinds[name], strict=True)
+        marks = [column[:, None] == torch.tensor(found) for column, found in columns]
+        rows = torch.cat(marks, 1).float().split([*map(len, parts)])
+        for data, part in zip(encoded, rows, strict=True):
             data[name] = part
     return encoded
