@@ -5,6 +5,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from rdkit import RDLogger
@@ -937,6 +938,60 @@ def test_new_molecules_may_be_single_atoms(tmp_path):
 def test_letters_are_no_molecules(tmp_path):
     problem = read(table(tmp_path, "element,y\nB,0.5\nC,1.5\nN,2.25\nCl,1\n"))
     assert problem.task == "node"
+
+
+def test_two_columns_of_weights_are_refused(tmp_path):
+    edges = "source,target,weight,Edge_Weight\nn7,n9,1,2\n"
+    with pytest.raises(ValueError, match="several columns of weights, 'weight', 'Edge"):
+        read(made(tmp_path, edges=edges))
+
+
+def test_fields_that_are_left_out_are_named():
+    data = masked()
+    data.pos = torch.rand(6, 2)
+    data.edge_type = torch.zeros(12)
+    data.num_nodes = 6
+    said = "The fields 'edge_type', 'pos' were left out."
+    assert said in read(data).notes
+    graphs = graph_list()
+    assert read(graphs).notes == ()
+    graphs[1].train_mask = torch.ones(3, dtype=torch.bool)
+    for graph in graphs[:3]:
+        graph.pos = torch.rand(len(graph.x), 2)
+        graph.x = None
+    graphs[3].x = torch.ones(2, 1)
+    assert sorted(read(graphs).notes) == [
+        "The fields 'pos' were left out.",
+        "The fields 'pos', 'train_mask' were left out.",
+        "There are no features, so a constant takes their place.",
+    ]
+
+
+def test_empty_rows(tmp_path):
+    said = "2 empty rows at the end of {} were left out."
+    path = table(tmp_path, "a,y\n1,0\n2,1\n,\n , \n\n")
+    problem = read(path)
+    assert len(problem.names) == 2
+    assert said.format(path) in problem.notes
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    made(folder, NODES + ",,,\n,,,\n", EDGES + ",\n,\n")
+    problem = read(folder)
+    assert len(problem.names) == 4
+    for name in ("nodes.csv", "edges.csv"):
+        assert said.format(folder / name) in problem.notes
+    with pytest.raises(ValueError, match="no rows below a line of names"):
+        read(table(tmp_path, "a,y\n,\n"))
+    # In one column, an empty line is a cell.
+    problem = read(table(tmp_path, "a,y\n1,0\n2,1\n"))
+    new = write(tmp_path, {"new.csv": "\na\n1\n\n7\n\n"})[0]
+    with pytest.raises(ValueError, match="no rows below a line of names"):
+        read_more(write(tmp_path, {"none.csv": "a\n\n\n"})[0], problem)
+    (graph,), names = read_more(new, problem)
+    assert graph.x.tolist() == [[1], [1.5], [7]]
+    assert names == ["0", "1", "2"]
+    frame = pd.DataFrame({"a": [1, None, 3, None]})
+    assert len(read_more(frame, problem)[1]) == 4
 
 
 @pytest.mark.data

@@ -43,6 +43,7 @@ from diffusion_mp_experiments.graphs.node_sets import load_heterophilous
 from diffusion_mp_experiments.train.checkpoints import load_checkpoint
 
 MASKS = ("train_mask", "val_mask", "test_mask")
+_FIELDS = ("x", "edge_index", "edge_attr", "edge_weight", "num_nodes", "adj_t")
 _TABLES = (".csv", ".tsv", ".txt")
 _FORMS = (
     "a table .csv, a folder with nodes.csv and edges.csv, a folder of TUDataset, or a file .pt, .npz or .safetensors "
@@ -278,7 +279,7 @@ def _from_graph(
             f"{where}source has no {field}; name the field to predict with target=, one of "
             f'{some(sorted(source.keys()))}, or predict links with task="link".'
         )
-    data, notes = _graph(source, where, len(labels))
+    data, notes = _graph(source, where, len(labels), (field, *MASKS))
     nodes = len(data.x)
     if labels.shape == (nodes, 1):
         labels = labels[:, 0]
@@ -297,9 +298,14 @@ def _from_graph(
     )
 
 
-def _graph(source: Data, where: str, labels: int) -> tuple[Data, list[str]]:
-    """Return x, edge_index, edge_attr and edge_weight as `Problem` has them, and notes."""
+def _graph(
+    source: Data, where: str, labels: int, others: Sequence[str]
+) -> tuple[Data, list[str]]:
+    """Return x, edge_index, edge_attr and edge_weight as `Problem` has them, and notes; others are read elsewhere."""
     notes = []
+    unread = sorted({*source.keys()} - {*_FIELDS, *others})
+    if unread:
+        notes.append(f"The fields {some(unread)} were left out.")
     x = source.x
     if x is None:
         rows = labels or _count_nodes(source)
@@ -370,9 +376,12 @@ def _from_graphs(
     field = question.target or "y"
     graphs = []
     labels = []
+    notes: list[str] = []
     for number, source in enumerate(sources):
         here = f"{where}graph {number}: "
-        data, notes = _graph(source, here, 0)
+        data, found = _graph(source, here, 0, (field,))
+        # What all graphs share is said once.
+        notes += [note for note in found if note not in notes]
         if data.edge_index is None:
             data.edge_index = torch.empty(2, 0, dtype=torch.long)
         graphs.append(data)

@@ -103,10 +103,10 @@ def read_table(
                 encoding["edge_attr"] = [asdict(column) for column in columns]
                 data.edge_attr = joining.features(columns)
                 named = some([column.name for column in columns])
-                table.notes += [
-                    f"Edges have the features {named}, for the rows that read them.",
-                    *joining.notes,
-                ]
+                table.notes.append(
+                    f"Edges have the features {named}, for the rows that read them."
+                )
+            table.notes += joining.notes
     return as_problem(
         graphs,
         _label_values([labels[i] for i in kept], question.task),
@@ -218,13 +218,17 @@ class _Table:
 
     def __init__(self, source: Any) -> None:
         self.path: Path | str = "The table"
+        self.notes: list[str] = []
         if isinstance(source, Path):
             self.path = source
-            self.columns = _read_columns(source)
+            self.columns, empty = _read_columns(source)
+            if empty:
+                self.notes.append(
+                    f"{empty} empty rows at the end of {source} were left out."
+                )
         else:
-            self.columns = _columns(source.to_csv(index=False))
+            self.columns = _columns(_rows(source.to_csv(index=False), ","), ",")
         self.rows = len(next(iter(self.columns.values())))
-        self.notes: list[str] = []
         self._parsed: dict[str, np.ndarray | None] = {}
 
     def numbers(self, name: str) -> np.ndarray | None:
@@ -398,21 +402,32 @@ class _Table:
         return torch.from_numpy(np.hstack(parts).astype(np.float32))
 
 
-def _read_columns(path: Path) -> Columns:
+def _read_columns(path: Path) -> tuple[Columns, int]:
+    """Return the columns of a file, and the number of empty rows at its end, which are left out."""
     with reading(path, _TABLE):
         text = path.read_bytes().decode("utf-8-sig")
         if "\0" in text:
             raise ValueError("it has zero bytes, which are no text")
-        return _columns(text)
+        # A tab is no blank: it separates columns, of which the first may have no name.
+        text = text.lstrip(" \r\n")
+        first = text.partition("\n")[0]
+        separator = max(",;\t", key=first.count)
+        rows = _rows(text, separator)
+        filled = [number for number, row in enumerate(rows, 1) if "".join(row).strip()]
+        end = max(filled, default=0)
+        return _columns(rows[:end], separator), len(rows) - end
 
 
-def _columns(text: str) -> Columns:
-    # A tab is no blank: it separates columns, of which the first may have no name.
-    text = text.lstrip(" \r\n")
-    first = text.partition("\n")[0]
-    separator = max(",;\t", key=first.count)
+def _rows(text: str, separator: str) -> list[list[str]]:
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    rows = [row for row in lines if row]
+    rows = [*lines]
+    if rows and len(rows[0]) == 1:
+        # In a single column, an empty line is a cell.
+        return [row or [""] for row in rows]
+    return [row for row in rows if row]
+
+
+def _columns(rows: list[list[str]], separator: str) -> Columns:
     if len(rows) < 2:
         raise ValueError("it has no rows below a line of names")
     names = [name.strip() for name in rows[0]]
@@ -502,7 +517,13 @@ def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -
             f"{some(unknown)}; add them there, leave these edges out, or name the columns of ends source and target."
         )
     data.edge_index = torch.tensor([[place[name] for name in end] for end in listed])
-    for name in edges.named(_WEIGHTS):
+    found = edges.named(_WEIGHTS)
+    if len(found) > 1:
+        raise ValueError(
+            f"{edges.path} has several columns of weights, {some(found)}; remove one, or give it another name, so that "
+            f"it becomes a feature of the edges."
+        )
+    for name in found:
         weights = _numbers(columns.pop(name))
         if weights is None or not (weights >= 0).all():
             raise ValueError(
