@@ -994,6 +994,28 @@ def test_empty_rows(tmp_path):
     assert len(read_more(frame, problem)[1]) == 4
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a|b,c|y\n1|x|0\n2,5|z|1\n",
+        "sep=;\na,b,c;y,z\n1;0\n2;1\n",
+        '"sep=|"\r\na|y\r\n1,5|0\r\n2|1\r\n',
+        "sep=\t\r\na\ty\r\n1\t0\r\n2\t1\r\n",
+    ],
+)
+def test_other_separators(tmp_path, text):
+    problem = read(table(tmp_path, text), target="y,z" if "y,z" in text else "y")
+    assert problem.classes == ("0", "1")
+    assert len(problem.names) == 2
+
+
+def test_columns_of_a_frame_may_have_any_name(tmp_path):
+    problem = read(table(tmp_path, "sep=,\na;b;c|d,y\n1,0\n2,1\n"))
+    assert problem.graphs[0].x.tolist() == [[1], [2]]
+    frame = pd.DataFrame({"a;b;c|d": [3]})
+    assert read_more(frame, problem)[0][0].x.tolist() == [[3]]
+
+
 @pytest.mark.data
 @pytest.mark.unwatched  # checking the types of four million values takes most of a minute
 def test_cora_from_tables_is_cora(data_root, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -410,8 +411,13 @@ def _read_columns(path: Path) -> tuple[Columns, int]:
             raise ValueError("it has zero bytes, which are no text")
         # A tab is no blank: it separates columns, of which the first may have no name.
         text = text.lstrip(" \r\n")
-        first = text.partition("\n")[0]
-        separator = max(",;\t", key=first.count)
+        first, _, rest = text.partition("\n")
+        separator = max(",;\t|", key=first.count)
+        # For Excel, a first line may say it.
+        said = re.fullmatch(r'"?sep=(.)"?\s*', first)
+        if said:
+            separator = said[1]
+            text = rest
         rows = _rows(text, separator)
         filled = [number for number, row in enumerate(rows, 1) if "".join(row).strip()]
         end = max(filled, default=0)
