@@ -46,8 +46,7 @@ _PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "tes
 _KINDS = 50  # different values of a column that become indicator columns
 _IDS = 10  # texts that all differ, in a first column that has the ids
 _SOME_WORDS = 0.1  # share of words in a column that may be meant as numbers
-_LOOKED_AT = 20
-# values that must all be molecules where no column is named smiles
+_LOOKED_AT = 20  # values that must all be molecules where no column is named smiles
 _TABLE = "Save the table as text in UTF-8, separated by commas, with the names of the columns in the first line."
 
 
@@ -513,7 +512,7 @@ def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -
         )
     else:
         nodes.notes.append(
-            f"The ends of edges are the columns {some(ends)}, the first two; name others source and target if they are."
+            f"The ends of edges are the columns {some(ends)}, the first two; if others are, name these source and target."
         )
     listed = [columns.pop(end) for end in ends]
     unknown = sorted({*listed[0], *listed[1]} - place.keys())
