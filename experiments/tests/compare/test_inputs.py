@@ -748,7 +748,10 @@ def test_more_names_of_the_ends_of_edges(tmp_path, names):
 
 def test_ends_that_are_only_the_first_columns_are_named(tmp_path):
     problem = read(made(tmp_path, edges="w,a,b\n10,n7,n9\n"))
-    assert any("The ends of edges are the columns 'w', 'a'" in n for n in problem.notes)
+    assert any(
+        "The ends of edges are the first two columns, 'w', 'a'" in n
+        for n in problem.notes
+    )
     said = (
         r"the columns 'w', 'a' must hold ids .* 1 are not: '0.5';.* source and target"
     )
@@ -1014,6 +1017,24 @@ def test_columns_of_a_frame_may_have_any_name(tmp_path):
     assert problem.graphs[0].x.tolist() == [[1], [2]]
     frame = pd.DataFrame({"a;b;c|d": [3]})
     assert read_more(frame, problem)[0][0].x.tolist() == [[3]]
+
+
+def test_a_word_in_a_target_of_numbers_is_named_in_errors(tmp_path):
+    path = table(tmp_path, "y\n" + "".join(f"{i}.5\n" for i in range(60)) + "$3\n")
+    for task in (None, "regression"):
+        with pytest.raises(ValueError, match=r"since '\$3' in row 61 is no number"):
+            read(path, task=task)
+
+
+def test_labels_of_text_and_numbers_are_refused():
+    said = "y must hold either text or numbers; got 1, 'a', 2"
+    with pytest.raises(ValueError, match=said):
+        read(changed(y=[1, "a", None, 2, 1, "a"]))
+    graphs = graph_list()
+    for graph, label in zip(graphs, [1, "a", 2, 1], strict=True):
+        graph.y = label
+    with pytest.raises(ValueError, match=said):
+        read(graphs)
 
 
 @pytest.mark.data

@@ -311,8 +311,11 @@ class _Table:
                 f'column to predict with target=, one of {some(self.columns)}, or predict links with task="link".'
             )
         (name,) = found
-        self.note_text(name)
-        return f'{self.path}: the column "{name}"', self.columns.pop(name)
+        what = f'{self.path}: the column "{name}"'
+        why = self.note_text(name)
+        if why:
+            what += f", which {why},"
+        return what, self.columns.pop(name)
 
     def take_split(self) -> Tensor | None:
         """Remove a column of train, val and test, and return the number of the part of every row (-1: none)."""
@@ -345,21 +348,22 @@ class _Table:
                 return name
         return None
 
-    def note_text(self, name: str) -> None:
-        """Say it in a note if a column is text, but nearly all of its cells are numbers."""
+    def note_text(self, name: str) -> str:
+        """Say it in a note, and return why, if a column is text, but nearly all of its cells are numbers."""
         if self.numbers(name) is not None:
-            return
+            return ""
         known = {
             row: text
             for row, text in enumerate(self.columns[name], 1)
             if not is_missing(text)
         }
         words = [row for row, text in known.items() if _numbers([text]) is None]
-        if len(words) <= _SOME_WORDS * len(known):
-            row = words[0]
-            self.notes.append(
-                f"The column {name} was read as text, since {known[row]!r} in row {row} is no number."
-            )
+        if len(words) > _SOME_WORDS * len(known):
+            return ""
+        row = words[0]
+        why = f"was read as text, since {known[row]!r} in row {row} is no number"
+        self.notes.append(f"The column {name} {why}.")
+        return why
 
     def feature_columns(self) -> list[Column]:
         """Return the columns that become features, and say in notes how."""
@@ -512,7 +516,7 @@ def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -
         )
     else:
         nodes.notes.append(
-            f"The ends of edges are the columns {some(ends)}, the first two; if others are, name these source and target."
+            f"The ends of edges are the first two columns, {some(ends)}; if others are, name them source and target."
         )
     listed = [columns.pop(end) for end in ends]
     unknown = sorted({*listed[0], *listed[1]} - place.keys())

@@ -175,6 +175,11 @@ def _known(
     known = np.array([not is_missing(value) for value in listed], bool)
     given = values[known]
     if given.dtype == object:
+        if len({isinstance(value, str) for value in given}) > 1:
+            found = some(dict.fromkeys(given))
+            raise ValueError(
+                f"{what} must hold either text or numbers; got {found}, so convert them."
+            )
         given = np.array(given.tolist())
     if given.dtype.kind in "iu" and task != "regression":
         known[known] = given >= 0
