@@ -5,6 +5,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from rdkit import RDLogger
@@ -726,6 +727,314 @@ def test_refused_files(tmp_path):
         refused(name, "Write it anew|write it anew")
     np.savez(tmp_path / "nan.npz", x=np.array([[np.nan], [1]]), y=np.array([0, 1]))
     refused("nan.npz", "nan.npz: x must be finite; 1 of its 2")
+
+
+def test_a_column_named_id_comes_before_a_nameless_index(tmp_path):
+    nodes = ",id,x,label\n0,a,1,u\n1,b,2,v\n"
+    problem = read(made(tmp_path, nodes, "source,target\na,b\n"))
+    assert problem.names == ("a", "b")
+    assert problem.graphs[0].x.tolist() == [[1], [2]]
+    assert any("column without a name was left out" in note for note in problem.notes)
+    assert read(table(tmp_path, "node,ID,y\n1,a,0\n1,b,1\n")).names == ("a", "b")
+    assert read(table(tmp_path, ",x,y\na,1,0\nb,2,1\n")).names == ("a", "b")
+
+
+@pytest.mark.parametrize("names", ["source_id,target_id", "src_id,dst_id", "U,V"])
+def test_more_names_of_the_ends_of_edges(tmp_path, names):
+    problem = read(made(tmp_path, edges=f"edge_id,{names}\n10,n7,n9\n"), directed=True)
+    assert problem.graphs[0].edge_index.flatten().tolist() == [0, 3]
+    assert not any("ends of edges" in note for note in problem.notes)
+
+
+def test_ends_that_are_only_the_first_columns_are_named(tmp_path):
+    problem = read(made(tmp_path, edges="w,a,b\n10,n7,n9\n"))
+    assert any(
+        "The ends of edges are the first two columns, 'w', 'a'" in n
+        for n in problem.notes
+    )
+    said = (
+        r"the columns 'w', 'a' must hold ids .* 1 are not: '0.5';.* source and target"
+    )
+    with pytest.raises(ValueError, match=said):
+        read(made(tmp_path, edges="w,a,b\n0.5,n7,n9\n"))
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "classes"),
+    [
+        (["1_0", "10", "1_0", "10"], None, ("10", "1_0")),
+        (["01", "1", "1", "2"], None, ("01", "1", "2")),
+        (["007", "008", "007", "008"], None, ("007", "008")),
+        (
+            ["9007199254740993", "9007199254740992"] * 2,
+            None,
+            ("9007199254740992", "9007199254740993"),
+        ),
+        (["1.50", "2.0", "1.5", "2"], "node", ("1.5", "2")),
+        (["01", "1.50", "1.5", "2"], None, ()),
+        (["01", "1", "inf", "2"], "regression", ()),
+    ],
+)
+def test_different_texts_are_different_classes(tmp_path, values, task, classes):
+    rows = "".join(f"{value},1\n" for value in values)
+    problem = read(table(tmp_path, "y,a\n" + rows), task=task)
+    assert problem.classes == classes
+
+
+@pytest.mark.parametrize("missing", ["", "nan", "None", "NA", "-", None, np.nan])
+def test_missing_labels_are_no_class(tmp_path, missing):
+    data = small()
+    data.y = ["a", "b", "a", "b", missing, "a"]
+    problem = read(data)
+    assert problem.classes == ("a", "b")
+    assert problem.graphs[0].y.tolist() == [0, 1, 0, 1, -1, 0]
+    fields = {name: data[name].numpy() for name in ("x", "edge_index")}
+    np.savez(tmp_path / "text.npz", y=np.array(data.y, str), **fields)
+    check_same(read(tmp_path / "text.npz"), problem)
+    rows = "".join(f"{missing},1\n" for missing in (*data.y[:4], missing or ""))
+    assert read(table(tmp_path, "y,a\n" + rows)).classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["a", "b", "a", None], ("a", "b")),
+        ([3, 5, -1, None], ("3", "5")),
+        ([True, False, True, None], ("False", "True")),
+        ([0.5, 1.5, float("nan"), None], ()),
+    ],
+)
+def test_graphs_without_a_label(labels, classes):
+    graphs = graph_list()
+    for graph, label in zip(graphs, labels, strict=True):
+        graph.y = label
+    problem = read(graphs)
+    assert problem.classes == classes
+    known = [bool(graph.y >= 0) for graph in problem.graphs]
+    assert known == [True, True, labels[2] in ("a", True), False]
+
+
+def test_labels_of_other_kinds():
+    y = torch.tensor([0.5, 1.5, 2, 1, 0.5, 0.5])
+    assert read(changed(y=y.bfloat16())).graphs[0].y.tolist() == y.tolist()
+    for y in (torch.ones(6) * 1j, np.array([{}, 1, "a", 0, 0, 0], object)):
+        with pytest.raises(ValueError, match="y must hold numbers, bools or text; got"):
+            read(changed(y=y))
+    graphs = graph_list()
+    graphs[0].y = torch.tensor([1j])
+    graphs[1].y = torch.tensor([1.0]).bfloat16()
+    with pytest.raises(ValueError, match="y must hold numbers, bools or text; got 1j"):
+        read(graphs)
+
+
+@pytest.mark.parametrize("before", ["", "\n\n", " \n"])
+def test_tabs_with_a_nameless_first_column(tmp_path, before):
+    problem = read(table(tmp_path, before + "\tlabel\na\t0\nb\t1\n"))
+    assert problem.names == ("a", "b")
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_new_edges_have_weights_if_the_compared_ones_had_some(tmp_path, weighted):
+    texts = ["source,target,weight\nn7,n9,2\n", "source,target\nn7,n9\n"]
+    if not weighted:
+        texts.reverse()
+    problem = read(made(tmp_path, edges=texts[0]))
+    problem.save(tmp_path / "problem.npz")
+    problem = Problem.load(tmp_path / "problem.npz")
+    assert read_more(tmp_path, problem)[0][0].num_edges == 2
+    made(tmp_path, edges=texts[1])
+    said = "edges.csv must have a column named weight" if weighted else "no column of w"
+    with pytest.raises(ValueError, match=said):
+        read_more(tmp_path, problem)
+    # As problems were saved before.
+    del problem.encoding["weighted"]
+    read_more(tmp_path, problem)
+
+
+@pytest.mark.parametrize("missing", ["#N/A", "-", ".", "None", "<NA>"])
+def test_words_for_what_is_missing(tmp_path, missing):
+    problem = read(table(tmp_path, f"a,y\n1,0.5\n{missing},1.5\n3,{missing}\n"))
+    assert problem.graphs[0].x.tolist() == [[0, 1], [1, 2], [0, 3]]
+    assert problem.graphs[0].y.isnan().tolist() == [False, False, True]
+
+
+def test_decimal_commas_between_semicolons(tmp_path):
+    text = "id;a;b;y\n1;0,5;x,y;1,5\n2;-1,25;z;2,25\n3;2;z;\n"
+    problem = read(table(tmp_path, text))
+    assert problem.classes == ()
+    assert problem.graphs[0].y[:2].tolist() == [1.5, 2.25]
+    assert problem.graphs[0].x[:, 0].tolist() == [0.5, -1.25, 2]
+    assert problem.graphs[0].num_features == 3
+    assert read(table(tmp_path, text.replace("0,5", '"0,5"'))).classes == ()
+
+
+def test_numbers_with_some_other_text_are_named(tmp_path):
+    rows = "".join(f"{i},{i % 2}.5,{i}\n" for i in range(1, 19))
+    problem = read(table(tmp_path, "a,y,b\n" + rows + "5%,$3,\n,8,zwei\n"))
+    said = "The column {} was read as text, since {} in row {} is no number."
+    assert said.format("a", "'5%'", 19) in problem.notes
+    assert said.format("b", "'zwei'", 20) in problem.notes
+    assert said.format("y", "'$3'", 19) in problem.notes
+    problem = read(table(tmp_path, "a,y\nx,1\n2,0\n3,1\n4,0\n"))
+    assert problem.notes == ("The column a became 4 indicator columns.",)
+
+
+def test_files_of_a_folder_go_by_their_names(tmp_path):
+    made(tmp_path)
+    (tmp_path / "edges.csv").rename(tmp_path / "Edges.CSV")
+    (tmp_path / "nodes.csv").rename(tmp_path / "Nodes.csv")
+    expected = read(tmp_path)
+    assert expected.graphs[0].num_edges == 4
+    check_same(read(tmp_path / "Nodes.csv"), expected)
+    (tmp_path / "Edges.CSV").rename(tmp_path / "links.csv")
+    said = r"and holds 'Nodes.csv', 'links.csv'; .*edges= \(--edges\)"
+    with pytest.raises(ValueError, match=said):
+        read(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        read_more(tmp_path, expected)
+    named = {"edges": tmp_path / "links.csv"}
+    check_same(read(tmp_path, **named), expected)
+    assert len(read_more(tmp_path, expected, **named)[1]) == 4
+    assert read(tmp_path / "Nodes.csv").graphs[0].edge_index is None
+
+
+def test_a_suffix_may_be_written_in_capitals(tmp_path):
+    for name in ("A.CSV", "b.Tsv"):
+        write(tmp_path, {name: "a,y\n1,0\n2,1\n"})
+        assert read(tmp_path / name).classes == ("0", "1")
+
+
+@pytest.mark.parametrize("rows", [9, 10])
+def test_texts_that_differ_in_ten_rows_are_ids(tmp_path, rows):
+    lines = "".join(f"word{i},{i},{i % 2}\n" for i in range(rows))
+    problem = read(table(tmp_path, "a,b,y\n" + lines))
+    assert problem.names[1] == ("1" if rows == 9 else "word1")
+    assert problem.graphs[0].num_features == (10 if rows == 9 else 1)
+
+
+def test_molecules_are_named_by_their_ids(tmp_path):
+    text = "id,smiles,label\nm1,CCO,a\nm2,no,b\nm3,C,b\nm4,CC,a\n"
+    problem = read(table(tmp_path, text))
+    assert problem.names == ("m1", "m3", "m4")
+    new = write(tmp_path, {"new.csv": "smiles,id\nCC,q\nCCC,r\n"})[0]
+    assert read_more(new, problem)[1] == ["q", "r"]
+    new.write_text("smiles\nCC\n")
+    assert read_more(new, problem)[1] == ["CC"]
+    # The index of pandas says less than the molecule.
+    problem = read(table(tmp_path, ",smiles,label\n0,CCO,a\n1,C,b\n"))
+    assert problem.names == ("CCO", "C")
+
+
+def test_new_molecules_may_be_single_atoms(tmp_path):
+    problem = read(table(tmp_path, SMILES.format("smiles")))
+    new = write(tmp_path, {"new.csv": "smiles,more\nC,1\nO,2\n"})[0]
+    graphs, _ = read_more(new, problem)
+    assert [graph.edge_attr.shape for graph in graphs] == [
+        (0, problem.graphs[0].num_edge_features)
+    ] * 2
+    assert torch.equal(graphs[0].x, problem.graphs[2].x)
+    new.write_text("smiles,more\nC,1\nno,2\n")
+    with pytest.raises(ValueError, match="1 rows are no molecules: 'no'; remove them"):
+        read_more(new, problem)
+
+
+def test_letters_are_no_molecules(tmp_path):
+    problem = read(table(tmp_path, "element,y\nB,0.5\nC,1.5\nN,2.25\nCl,1\n"))
+    assert problem.task == "node"
+
+
+def test_two_columns_of_weights_are_refused(tmp_path):
+    edges = "source,target,weight,Edge_Weight\nn7,n9,1,2\n"
+    with pytest.raises(ValueError, match="several columns of weights, 'weight', 'Edge"):
+        read(made(tmp_path, edges=edges))
+
+
+def test_fields_that_are_left_out_are_named():
+    data = masked()
+    data.pos = torch.rand(6, 2)
+    data.edge_type = torch.zeros(12)
+    data.num_nodes = 6
+    said = "The fields 'edge_type', 'pos' were left out."
+    assert said in read(data).notes
+    graphs = graph_list()
+    assert read(graphs).notes == ()
+    graphs[1].train_mask = torch.ones(3, dtype=torch.bool)
+    for graph in graphs[:3]:
+        graph.pos = torch.rand(len(graph.x), 2)
+        graph.x = None
+    graphs[3].x = torch.ones(2, 1)
+    assert sorted(read(graphs).notes) == [
+        "The fields 'pos' were left out.",
+        "The fields 'pos', 'train_mask' were left out.",
+        "There are no features, so a constant takes their place.",
+    ]
+
+
+def test_empty_rows(tmp_path):
+    said = "2 empty rows at the end of {} were left out."
+    path = table(tmp_path, "a,y\n1,0\n2,1\n,\n , \n\n")
+    problem = read(path)
+    assert len(problem.names) == 2
+    assert said.format(path) in problem.notes
+    folder = tmp_path / "graph"
+    folder.mkdir()
+    made(folder, NODES + ",,,\n,,,\n", EDGES + ",\n,\n")
+    problem = read(folder)
+    assert len(problem.names) == 4
+    for name in ("nodes.csv", "edges.csv"):
+        assert said.format(folder / name) in problem.notes
+    with pytest.raises(ValueError, match="no rows below a line of names"):
+        read(table(tmp_path, "a,y\n,\n"))
+    # In one column, an empty line is a cell.
+    problem = read(table(tmp_path, "a,y\n1,0\n2,1\n"))
+    new = write(tmp_path, {"new.csv": "\na\n1\n\n7\n\n"})[0]
+    with pytest.raises(ValueError, match="no rows below a line of names"):
+        read_more(write(tmp_path, {"none.csv": "a\n\n\n"})[0], problem)
+    (graph,), names = read_more(new, problem)
+    assert graph.x.tolist() == [[1], [1.5], [7]]
+    assert names == ["0", "1", "2"]
+    frame = pd.DataFrame({"a": [1, None, 3, None]})
+    assert len(read_more(frame, problem)[1]) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a|b,c|y\n1|x|0\n2,5|z|1\n",
+        "sep=;\na,b,c;y,z\n1;0\n2;1\n",
+        '"sep=|"\r\na|y\r\n1,5|0\r\n2|1\r\n',
+        "sep=\t\r\na\ty\r\n1\t0\r\n2\t1\r\n",
+    ],
+)
+def test_other_separators(tmp_path, text):
+    problem = read(table(tmp_path, text), target="y,z" if "y,z" in text else "y")
+    assert problem.classes == ("0", "1")
+    assert len(problem.names) == 2
+
+
+def test_columns_of_a_frame_may_have_any_name(tmp_path):
+    problem = read(table(tmp_path, "sep=,\na;b;c|d,y\n1,0\n2,1\n"))
+    assert problem.graphs[0].x.tolist() == [[1], [2]]
+    frame = pd.DataFrame({"a;b;c|d": [3]})
+    assert read_more(frame, problem)[0][0].x.tolist() == [[3]]
+
+
+def test_a_word_in_a_target_of_numbers_is_named_in_errors(tmp_path):
+    path = table(tmp_path, "y\n" + "".join(f"{i}.5\n" for i in range(60)) + "$3\n")
+    for task in (None, "regression"):
+        with pytest.raises(ValueError, match=r"since '\$3' in row 61 is no number"):
+            read(path, task=task)
+
+
+def test_labels_of_text_and_numbers_are_refused():
+    said = "y must hold either text or numbers; got 1, 'a', 2"
+    with pytest.raises(ValueError, match=said):
+        read(changed(y=[1, "a", None, 2, 1, "a"]))
+    graphs = graph_list()
+    for graph, label in zip(graphs, [1, "a", 2, 1], strict=True):
+        graph.y = label
+    with pytest.raises(ValueError, match=said):
+        read(graphs)
 
 
 @pytest.mark.data

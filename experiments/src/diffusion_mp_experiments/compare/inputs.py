@@ -43,6 +43,7 @@ from diffusion_mp_experiments.graphs.node_sets import load_heterophilous
 from diffusion_mp_experiments.train.checkpoints import load_checkpoint
 
 MASKS = ("train_mask", "val_mask", "test_mask")
+_FIELDS = ("x", "edge_index", "edge_attr", "edge_weight", "num_nodes", "adj_t")
 _TABLES = (".csv", ".tsv", ".txt")
 _FORMS = (
     "a table .csv, a folder with nodes.csv and edges.csv, a folder of TUDataset, or a file .pt, .npz or .safetensors "
@@ -137,23 +138,36 @@ def read_more(
 
 def _tables(path: Path, edges: str | Path | None) -> tuple[Path | None, Path | None]:
     """Return the table at the path, if there is one, and the table of edges that goes with it."""
-    beside = path.parent / "edges.csv"
-    if path.is_dir() and (path / "nodes.csv").is_file():
-        beside = path / "edges.csv"
-        path = path / "nodes.csv"
-    elif path.suffix not in _TABLES or path.is_dir():
+    if path.is_dir():
+        found = _csv_files(path)
+        if "nodes.csv" not in found:
+            return None, None
+        if edges is None and "edges.csv" not in found and len(found) > 1:
+            raise ValueError(
+                f"{path} must hold nodes.csv and edges.csv, and holds {some(file.name for file in found.values())}; "
+                f"name the table of the edges with edges= (--edges), or give the path of nodes.csv if there are none."
+            )
+        path = found["nodes.csv"]
+    elif path.suffix.lower() not in _TABLES:
         return None, None
+    beside = _csv_files(path.parent).get("edges.csv")
     if edges is not None:
         beside = as_path(edges, "edges")
     way_out = "Give the path of a table, and with edges= that of its edges."
     check_present("The table", path.parent, [path], way_out)
-    if edges is not None:
+    if beside is not None:
         check_present("The table of edges", beside.parent, [beside], way_out)
     if beside == path:
         raise ValueError(
             f"{path} is the table of edges; give the table of the nodes as source."
         )
-    return path, beside if beside.is_file() else None
+    return path, beside
+
+
+def _csv_files(folder: Path) -> dict[str, Path]:
+    """Return the files .csv of a folder by their names in small letters, which sort behind capitals."""
+    files = sorted(folder.glob("*.[cC][sS][vV]"))
+    return {path.name.lower(): path for path in files if path.is_file()}
 
 
 def _read_file(path: Path, question: Question) -> Problem:
@@ -244,6 +258,13 @@ def _tensor(value: Any) -> Any:
     return value
 
 
+def _array(labels: Any) -> np.ndarray:
+    # NumPy has no bfloat16.
+    if isinstance(labels, torch.Tensor) and labels.dtype == torch.bfloat16:
+        labels = labels.float()
+    return np.asarray(labels)
+
+
 def _from_graph(
     source: Data,
     where: str,
@@ -252,13 +273,13 @@ def _from_graph(
     field = question.target or "y"
     labels: np.ndarray = np.empty(0)
     if field in source:
-        labels = np.atleast_1d(source[field])
+        labels = np.atleast_1d(_array(source[field]))
     elif question.task != "link" or question.target is not None:
         raise ValueError(
             f"{where}source has no {field}; name the field to predict with target=, one of "
             f'{some(sorted(source.keys()))}, or predict links with task="link".'
         )
-    data, notes = _graph(source, where, len(labels))
+    data, notes = _graph(source, where, len(labels), (field, *MASKS))
     nodes = len(data.x)
     if labels.shape == (nodes, 1):
         labels = labels[:, 0]
@@ -277,9 +298,14 @@ def _from_graph(
     )
 
 
-def _graph(source: Data, where: str, labels: int) -> tuple[Data, list[str]]:
-    """Return x, edge_index, edge_attr and edge_weight as `Problem` has them, and notes."""
+def _graph(
+    source: Data, where: str, labels: int, others: Sequence[str]
+) -> tuple[Data, list[str]]:
+    """Return x, edge_index, edge_attr and edge_weight as `Problem` has them, and notes; others are read elsewhere."""
     notes = []
+    unread = sorted({*source.keys()} - {*_FIELDS, *others})
+    if unread:
+        notes.append(f"The fields {some(unread)} were left out.")
     x = source.x
     if x is None:
         rows = labels or _count_nodes(source)
@@ -350,9 +376,12 @@ def _from_graphs(
     field = question.target or "y"
     graphs = []
     labels = []
+    notes: list[str] = []
     for number, source in enumerate(sources):
         here = f"{where}graph {number}: "
-        data, notes = _graph(source, here, 0)
+        data, found = _graph(source, here, 0, (field,))
+        # What all graphs share is said once.
+        notes += [note for note in found if note not in notes]
         if data.edge_index is None:
             data.edge_index = torch.empty(2, 0, dtype=torch.long)
         graphs.append(data)
@@ -368,7 +397,7 @@ def _from_graphs(
         )
     return as_problem(
         graphs,
-        np.array(labels),
+        np.array(labels, object),
         f"{where}{field}",
         question,
         notes,
@@ -378,8 +407,8 @@ def _from_graphs(
 
 def _graph_label(source: Data, field: str, where: str) -> Any:
     if source.get(field) is None:
-        return np.nan
-    label = np.asarray(source[field])
+        return None
+    label = _array(source[field])
     if label.size != 1:
         raise ValueError(
             f"{where}{field} must be one label of the graph; got an array of shape {list(label.shape)}, so choose one."

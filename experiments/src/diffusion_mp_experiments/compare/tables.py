@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,25 +13,39 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.preprocessing import OneHotEncoder
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import from_smiles
 
 from diffusion_mp.checks import needed_by
 from diffusion_mp_experiments.compare.problem import Problem, Question
-from diffusion_mp_experiments.compare.tidying import NO_FEATURES, as_problem, some
+from diffusion_mp_experiments.compare.tidying import (
+    NO_FEATURES,
+    as_problem,
+    class_name,
+    is_missing,
+    is_number,
+    some,
+)
 from diffusion_mp_experiments.files.reading import reading
 
 Columns = dict[str, list[str]]
 
 _TARGETS = ("label", "target", "class", "y")
 _IDENTIFIERS = ("id", "node_id", "node", "")  # pandas leaves its index without a name
-_ENDS = (("source", "target"), ("src", "dst"), ("from", "to"))
+_ENDS = (
+    ("source", "target"),
+    ("src", "dst"),
+    ("from", "to"),
+    ("source_id", "target_id"),
+    ("src_id", "dst_id"),
+    ("u", "v"),
+)
 _WEIGHTS = ("weight", "edge_weight")
-_MISSING = ("", "na", "n/a", "nan", "null", "?")
 _PARTS = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 _KINDS = 50  # different values of a column that become indicator columns
+_IDS = 10  # texts that all differ, in a first column that has the ids
+_SOME_WORDS = 0.1  # share of words in a column that may be meant as numbers
 _LOOKED_AT = 20  # values that must all be molecules where no column is named smiles
 _TABLE = "Save the table as text in UTF-8, separated by commas, with the names of the columns in the first line."
 
@@ -65,9 +80,10 @@ def read_table(
     if edges is None:
         smiles = table.molecules()
     if smiles is not None:
-        names = table.columns[smiles]
+        if not identifier:
+            names = table.columns[smiles]
         graphs, kept = _molecules(table, smiles)
-        encoding = {"smiles": smiles, **_kinds_of(graphs)}
+        encoding = {"smiles": smiles, "identifier": identifier, **_kinds_of(graphs)}
         graphs = _with_indicators(graphs, encoding)
     else:
         if identifier is None:
@@ -81,18 +97,19 @@ def read_table(
         if edges is not None:
             joining = _Table(edges)
             _add_edges(data, joining, table, names)
+            encoding["weighted"] = "edge_weight" in data
             if joining.columns:
                 columns = joining.feature_columns()
                 encoding["edge_attr"] = [asdict(column) for column in columns]
                 data.edge_attr = joining.features(columns)
                 named = some([column.name for column in columns])
-                table.notes += [
-                    f"Edges have the features {named}, for the rows that read them.",
-                    *joining.notes,
-                ]
+                table.notes.append(
+                    f"Edges have the features {named}, for the rows that read them."
+                )
+            table.notes += joining.notes
     return as_problem(
         graphs,
-        _label_values([labels[i] for i in kept]),
+        _label_values([labels[i] for i in kept], question.task),
         what,
         # A table has every edge once.
         replace(question, directed=bool(question.directed)),
@@ -120,14 +137,20 @@ def read_new(
         ValueError: a column is missing or of another kind. The message names it.
     """
     table = _Table(source)
+    identifier = encoding.get("identifier")
     if "smiles" in encoding:
         name = encoding["smiles"]
         table.check_column(name, "the column of molecules")
         graphs, kept = _molecules(table, name)
-        if len(kept) < table.rows:
-            raise ValueError(f"{table.path}: {table.notes[-1]} Remove these rows.")
-        return _with_indicators(graphs, encoding), table.columns[name]
-    identifier = encoding.get("identifier")
+        names = table.columns[name]
+        wrong = [names[row] for row in sorted({*range(table.rows)} - {*kept})]
+        if wrong:
+            raise ValueError(
+                f"{table.path}: {len(wrong)} rows are no molecules: {some(wrong)}; remove them."
+            )
+        if identifier and identifier in table.columns:
+            names = table.take_names(identifier)
+        return _with_indicators(graphs, encoding), names
     # Only edges need the ids.
     if edges is None and identifier not in table.columns:
         identifier = None
@@ -137,6 +160,12 @@ def read_new(
     if edges is not None:
         joining = _Table(edges)
         _add_edges(data, joining, table, names)
+        weighted = "edge_weight" in data
+        if encoding.get("weighted", weighted) != weighted:
+            wanted = "no column of weights" if weighted else "a column named weight"
+            raise ValueError(
+                f"{edges} must have {wanted}, as the table of the compared edges; change it accordingly."
+            )
         if "edge_attr" in encoding:
             columns = [Column(**column) for column in encoding["edge_attr"]]
             data.edge_attr = joining.features(columns)
@@ -189,13 +218,17 @@ class _Table:
 
     def __init__(self, source: Any) -> None:
         self.path: Path | str = "The table"
+        self.notes: list[str] = []
         if isinstance(source, Path):
             self.path = source
-            self.columns = _read_columns(source)
+            self.columns, empty = _read_columns(source)
+            if empty:
+                self.notes.append(
+                    f"{empty} empty rows at the end of {source} were left out."
+                )
         else:
-            self.columns = _columns(source.to_csv(index=False))
+            self.columns = _columns(_rows(source.to_csv(index=False), ","), ",")
         self.rows = len(next(iter(self.columns.values())))
-        self.notes: list[str] = []
         self._parsed: dict[str, np.ndarray | None] = {}
 
     def numbers(self, name: str) -> np.ndarray | None:
@@ -215,7 +248,10 @@ class _Table:
 
     def identifier(self, needed: bool) -> str | None:
         """Return the column that is named like one of ids, or else the first if ids are needed."""
-        found = self.named(_IDENTIFIERS)
+        found = sorted(
+            self.named(_IDENTIFIERS),
+            key=lambda name: _IDENTIFIERS.index(name.lower()),
+        )
         if needed:
             found += self.columns
         return found[0] if found else None
@@ -226,7 +262,7 @@ class _Table:
         if name is None or self.numbers(name) is not None:
             return None
         texts = {*self.columns[name]}
-        if not len(texts) == self.rows > _KINDS or "" in texts:
+        if not len(texts) == self.rows >= _IDS or "" in texts:
             return None
         self.notes.append(
             f"The column {name} has the ids of the rows, since every row has another text. If there are edges between "
@@ -240,6 +276,10 @@ class _Table:
             return [str(row) for row in range(self.rows)]
         self.check_column(identifier, "identifier")
         names = self.columns.pop(identifier)
+        if self.columns.pop("", None):
+            self.notes.append(
+                f"The column without a name was left out, since {identifier} has the ids."
+            )
         twice = _repeated(names)
         if twice or "" in names:
             wrong = f"{some(twice)} several times"
@@ -271,7 +311,11 @@ class _Table:
                 f'column to predict with target=, one of {some(self.columns)}, or predict links with task="link".'
             )
         (name,) = found
-        return f'{self.path}: the column "{name}"', self.columns.pop(name)
+        what = f'{self.path}: the column "{name}"'
+        why = self.note_text(name)
+        if why:
+            what += f", which {why},"
+        return what, self.columns.pop(name)
 
     def take_split(self) -> Tensor | None:
         """Remove a column of train, val and test, and return the number of the part of every row (-1: none)."""
@@ -297,11 +341,29 @@ class _Table:
             return next(iter(found), None)
         for name, texts in self.columns.items():
             first = texts[:_LOOKED_AT]
-            # Categories such as C, N and O repeat, molecules hardly.
-            different = _numbers(first) is None and not _repeated(first)
+            # Categories such as C, N and O are short and repeat, molecules hardly.
+            words = _numbers(first) is None and max(map(len, first)) > 2
+            different = words and not _repeated(first)
             if different and all(from_smiles(text).num_nodes for text in first):
                 return name
         return None
+
+    def note_text(self, name: str) -> str:
+        """Say it in a note, and return why, if a column is text, but nearly all of its cells are numbers."""
+        if self.numbers(name) is not None:
+            return ""
+        known = {
+            row: text
+            for row, text in enumerate(self.columns[name], 1)
+            if not is_missing(text)
+        }
+        words = [row for row, text in known.items() if _numbers([text]) is None]
+        if len(words) > _SOME_WORDS * len(known):
+            return ""
+        row = words[0]
+        why = f"was read as text, since {known[row]!r} in row {row} is no number"
+        self.notes.append(f"The column {name} {why}.")
+        return why
 
     def feature_columns(self) -> list[Column]:
         """Return the columns that become features, and say in notes how."""
@@ -309,6 +371,7 @@ class _Table:
         for name, texts in self.columns.items():
             numbers = self.numbers(name)
             if numbers is None:
+                self.note_text(name)
                 kinds = sorted({*map(_known, texts)})
                 count = len(kinds)
                 note = f"became {count} indicator columns."
@@ -343,22 +406,37 @@ class _Table:
         return torch.from_numpy(np.hstack(parts).astype(np.float32))
 
 
-def _read_columns(path: Path) -> Columns:
+def _read_columns(path: Path) -> tuple[Columns, int]:
+    """Return the columns of a file, and the number of empty rows at its end, which are left out."""
     with reading(path, _TABLE):
         text = path.read_bytes().decode("utf-8-sig")
         if "\0" in text:
             raise ValueError("it has zero bytes, which are no text")
-        return _columns(text)
+        # A tab is no blank: it separates columns, of which the first may have no name.
+        text = text.lstrip(" \r\n")
+        first, _, rest = text.partition("\n")
+        separator = max(",;\t|", key=first.count)
+        # For Excel, a first line may say it.
+        said = re.fullmatch(r'"?sep=(.)"?\s*', first)
+        if said:
+            separator = said[1]
+            text = rest
+        rows = _rows(text, separator)
+        filled = [number for number, row in enumerate(rows, 1) if "".join(row).strip()]
+        end = max(filled, default=0)
+        return _columns(rows[:end], separator), len(rows) - end
 
 
-def _columns(text: str) -> Columns:
-    first = text.lstrip().partition("\n")[0]
-    lines = csv.reader(
-        io.StringIO(text, newline=""),
-        delimiter=max(",;\t", key=first.count),
-        strict=True,
-    )
-    rows = [row for row in lines if row]
+def _rows(text: str, separator: str) -> list[list[str]]:
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    rows = [*lines]
+    if rows and len(rows[0]) == 1:
+        # In a single column, an empty line is a cell.
+        return [row or [""] for row in rows]
+    return [row for row in rows if row]
+
+
+def _columns(rows: list[list[str]], separator: str) -> Columns:
     if len(rows) < 2:
         raise ValueError("it has no rows below a line of names")
     names = [name.strip() for name in rows[0]]
@@ -370,11 +448,15 @@ def _columns(text: str) -> Columns:
             raise ValueError(
                 f"row {number} has {len(row)} cells below {len(names)} names of columns"
             )
-    cells = zip(*rows[1:], strict=True)
-    return {
-        name: [cell.strip() for cell in column]
-        for name, column in zip(names, cells, strict=True)
-    }
+    columns = {}
+    for name, column in zip(names, zip(*rows[1:], strict=True), strict=True):
+        columns[name] = [cell.strip() for cell in column]
+        if separator == ";":
+            # Commas that separate nothing may be decimal.
+            points = [cell.replace(",", ".") for cell in columns[name]]
+            if _numbers(points) is not None:
+                columns[name] = points
+    return columns
 
 
 def _repeated(values: Sequence[str]) -> list[str]:
@@ -383,11 +465,14 @@ def _repeated(values: Sequence[str]) -> list[str]:
 
 def _known(text: str) -> str:
     """Return a text, or an empty one if it says that something is missing."""
-    return "" if text.lower() in _MISSING else text
+    return "" if is_missing(text) else text
 
 
 def _numbers(texts: list[str]) -> np.ndarray | None:
     """Return floats, NaN where they are missing, infinite or beyond float32; None if there is text."""
+    # For Python, 1_0 is ten.
+    if any("_" in text for text in texts):
+        return None
     try:
         values = np.array([float(_known(text) or "nan") for text in texts])
     except ValueError:
@@ -396,12 +481,23 @@ def _numbers(texts: list[str]) -> np.ndarray | None:
     return values
 
 
-def _label_values(texts: list[str]) -> np.ndarray:
-    """Return numbers, or else texts, as in `as_labels`."""
+def _label_values(texts: list[str], task: str | None) -> np.ndarray:
+    """Return numbers, or else texts, as in `as_labels`; classes whose numbers are written otherwise stay texts."""
     values = _numbers(texts)
-    if values is None:
-        return np.array([_known(text) or None for text in texts], object)
-    return values
+    if values is not None:
+        finite = np.isfinite(values)
+        pairs = zip(texts, values, finite, strict=True)
+        exact = all(
+            _digits(text) == class_name(value) for text, value, ok in pairs if ok
+        )
+        if exact or is_number(np.unique(values[finite]), "", task):
+            return values
+    return np.array([_known(text) or None for text in texts], object)
+
+
+def _digits(text: str) -> str:
+    """Return a number without zeros at its end: 3.0 of a table is the class 3."""
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -> None:
@@ -418,15 +514,25 @@ def _add_edges(data: Data, edges: _Table, nodes: _Table, names: Sequence[str]) -
         raise ValueError(
             f"{edges.path} must begin with a line of names, such as source,target; got {some(columns)}."
         )
+    else:
+        nodes.notes.append(
+            f"The ends of edges are the first two columns, {some(ends)}; if others are, name them source and target."
+        )
     listed = [columns.pop(end) for end in ends]
     unknown = sorted({*listed[0], *listed[1]} - place.keys())
     if unknown:
         raise ValueError(
-            f"{edges.path}: the ends of edges must be ids of {nodes.path}, and {len(unknown)} are not: "
-            f"{some(unknown)}; add them there, or leave their edges out."
+            f"{edges.path}: the columns {some(ends)} must hold ids of {nodes.path}, and {len(unknown)} are not: "
+            f"{some(unknown)}; add them there, leave these edges out, or name the columns of ends source and target."
         )
     data.edge_index = torch.tensor([[place[name] for name in end] for end in listed])
-    for name in edges.named(_WEIGHTS):
+    found = edges.named(_WEIGHTS)
+    if len(found) > 1:
+        raise ValueError(
+            f"{edges.path} has several columns of weights, {some(found)}; remove one, or give it another name, so that "
+            f"it becomes a feature of the edges."
+        )
+    for name in found:
         weights = _numbers(columns.pop(name))
         if weights is None or not (weights >= 0).all():
             raise ValueError(
@@ -465,8 +571,8 @@ def _kinds_of(graphs: list[Data]) -> dict[str, list[list[int]]]:
     """Return the kinds of atoms and bonds that occur, for every column of the graphs."""
     found = {}
     for name in ("x", "edge_attr"):
-        encoder = OneHotEncoder().fit(torch.cat([graph[name] for graph in graphs]))
-        found[name] = [kinds.tolist() for kinds in encoder.categories_]
+        columns = torch.cat([graph[name] for graph in graphs]).t()
+        found[name] = [column.unique().tolist() for column in columns]
     return found
 
 
@@ -475,13 +581,9 @@ def _with_indicators(graphs: list[Data], kinds: dict[str, Any]) -> list[Data]:
     encoded = [Data(edge_index=graph.edge_index) for graph in graphs]
     for name in ("x", "edge_attr"):
         parts = [graph[name] for graph in graphs]
-        encoder = OneHotEncoder(
-            categories=kinds[name],
-            handle_unknown="ignore",
-            sparse_output=False,
-            dtype=np.float32,
-        )
-        columns = torch.from_numpy(encoder.fit_transform(torch.cat(parts)))
-        for data, part in zip(encoded, columns.split([*map(len, parts)]), strict=True):
+        columns = zip(torch.cat(parts).t(), kinds[name], strict=True)
+        marks = [column[:, None] == torch.tensor(found) for column, found in columns]
+        rows = torch.cat(marks, 1).float().split([*map(len, parts)])
+        for data, part in zip(encoded, rows, strict=True):
             data[name] = part
     return encoded

@@ -1,6 +1,8 @@
 """What tables and tensors share once they are read: the task, the labels, and the edges."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -9,10 +11,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce, is_undirected, to_undirected
 
+from diffusion_mp.checks import describe
 from diffusion_mp_experiments.compare.problem import Masks, Problem, Question
 
 _FEW = 20  # whole numbers that are classes unless the user says otherwise
 _MOST = 1000  # classes
+_MISSING = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", ".")
 NO_FEATURES = "There are no features, so a constant takes their place."
 _TASKS = {
     "rows": (None, "node", "regression"),
@@ -99,8 +103,8 @@ def as_labels(
     Text, integers and bools are classes, and so are at most 20 different whole numbers among floats.
 
     Args:
-        values: numbers, bools or text, [N]. Unknown are NaN and infinity, negative integers unless they are predicted
-            as numbers, and None among text.
+        values: numbers, bools or text, [N]. Unknown are None, NaN, infinity, negative integers unless they are
+            predicted as numbers, and the words of `is_missing`.
         what: what has the values, which begins the messages.
         task: "regression" makes them numbers; "node" and "graph" make them classes.
         notes: gets a sentence on what is not as it may have been meant.
@@ -111,10 +115,8 @@ def as_labels(
     Raises:
         ValueError: there is nothing to predict, or there are too many classes.
     """
-    known = _is_known(values, task)
-    found, place, counts = np.unique(
-        values[known], return_inverse=True, return_counts=True
-    )
+    known, given = _known(values, what, task)
+    found, place, counts = np.unique(given, return_inverse=True, return_counts=True)
     if len(found) < 2:
         only = "no value is known"
         if len(found):
@@ -126,7 +128,7 @@ def as_labels(
     unknown = len(known) - int(known.sum())
     if unknown:
         notes.append(f"{what} is unknown for {unknown} of {len(known)}.")
-    if _is_number(found, what, task):
+    if is_number(found, what, task):
         numbers = np.where(known, values, np.nan).astype(np.float32)
         if len(found) <= _MOST and (found % 1 == 0).all() and task is None:
             notes.append(
@@ -139,10 +141,7 @@ def as_labels(
             f"{what} has {len(found)} different values, and classes may be at most {most} here; name another "
             f'with target=, or predict a number with task="regression".'
         )
-    # 3.0 of a table is the class "3".
-    classes = tuple(
-        f"{value:.15g}" if isinstance(value, float) else str(value) for value in found
-    )
+    classes = tuple(map(class_name, found))
     single = [name for name, count in zip(classes, counts, strict=True) if count == 1]
     if single:
         notes.append(f"{what} has classes with a single example: {some(single)}.")
@@ -151,15 +150,45 @@ def as_labels(
     return y, classes
 
 
-def _is_known(values: np.ndarray, task: str | None) -> np.ndarray:
-    if values.dtype.kind == "f":
-        return np.isfinite(values)
-    if values.dtype.kind in "iu" and task != "regression":
-        return values >= 0
-    return np.array([value is not None for value in values], bool)
+def class_name(value: Any) -> str:
+    """Return the name of a class; 3.0 of a table is the class "3"."""
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
 
 
-def _is_number(found: np.ndarray, what: str, task: str | None) -> bool:
+def is_missing(value: str | float | None) -> bool:
+    """Return whether a cell or a label says that there is nothing."""
+    if isinstance(value, str):
+        return value.strip().lower() in _MISSING
+    return value is None or not isfinite(value)
+
+
+def _known(
+    values: np.ndarray, what: str, task: str | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which labels are known, and an array of these."""
+    listed = values.tolist()
+    for value in listed:
+        if not (value is None or isinstance(value, (str, Real))):
+            raise ValueError(
+                f"{what} must hold numbers, bools or text; got {describe(value)}, so convert them."
+            )
+    known = np.array([not is_missing(value) for value in listed], bool)
+    given = values[known]
+    if given.dtype == object:
+        if len({isinstance(value, str) for value in given}) > 1:
+            found = some(dict.fromkeys(given))
+            raise ValueError(
+                f"{what} must hold either text or numbers; got {found}, so convert them."
+            )
+        given = np.array(given.tolist())
+    if given.dtype.kind in "iu" and task != "regression":
+        known[known] = given >= 0
+        given = given[given >= 0]
+    return known, given
+
+
+def is_number(found: np.ndarray, what: str, task: str | None) -> bool:
+    """Return whether the different known values are numbers to predict, not classes."""
     if task == "regression":
         if found.dtype.kind not in "iuf":
             raise ValueError(
