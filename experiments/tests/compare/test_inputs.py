@@ -14,6 +14,7 @@ from torch_geometric.data import Batch, Data, HeteroData, InMemoryDataset
 from torch_geometric.utils import to_undirected
 
 from diffusion_mp_experiments.compare import tables
+from diffusion_mp_experiments.compare.data import prepared
 from diffusion_mp_experiments.compare.inputs import MASKS, read, read_more
 from diffusion_mp_experiments.compare.problem import Problem
 from diffusion_mp_experiments.graphs import load_heterophilous, load_planetoid, load_tu
@@ -99,7 +100,7 @@ def test_nodes_and_edges(tmp_path):
         [0, 2.5, 0, 0, 1],
         [0, 2.0, 1, 0, 0],
     ]
-    assert data.x.dtype == torch.float32
+    assert data.x.dtype == torch.float64
     assert data.edge_index.tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
     assert not problem.directed
     said = " ".join(problem.notes)
@@ -181,7 +182,7 @@ def test_rows(tmp_path):
     assert (problem.task, problem.classes) == ("node", ())
     assert problem.names == ("0", "1", "2")
     assert data.edge_index is None
-    assert data.y.dtype == torch.float32
+    assert data.y.dtype == torch.float64
     assert data.y[[0, 2]].tolist() == [0.5, 2]
     assert data.y.isnan().tolist() == [False, True, False]
     assert read(table(tmp_path, text), target="b").classes == ("x", "y")
@@ -207,7 +208,7 @@ def test_what_is_a_class(tmp_path, values, task, classes):
     rows = "".join(f"{value},1\n" for value in values)
     problem = read(table(tmp_path, "Class,a\n" + rows), task=task)
     assert problem.classes == classes
-    number = problem.graphs[0].y.dtype == torch.float32
+    number = problem.graphs[0].y.dtype == torch.float64
     assert number == (not classes)
     hint = any("whole numbers" in note for note in problem.notes)
     assert hint == (number and len(values) > 20)
@@ -227,7 +228,7 @@ def test_new_rows_are_encoded_as_the_compared_ones(tmp_path):
     # Indicators of missing sizes, sizes, and of no city, Oslo and Rome.
     mean = 8 / 3
     expected = torch.tensor([[0, 2, 0, 0, 1], [1, mean, 0, 0, 0], [0, 8, 1, 0, 0]])
-    torch.testing.assert_close(new.x, expected)
+    torch.testing.assert_close(new.x, expected.double())
     with pytest.raises(ValueError, match=r"has no column 'size'; a column of the"):
         read_more(write(tmp_path, {"new.csv": "city\nRome\n"})[0], problem)
     with pytest.raises(ValueError, match='"size" must hold numbers, as in the'):
@@ -781,7 +782,22 @@ def test_different_texts_are_different_classes(tmp_path, values, task, classes):
     assert problem.classes == classes
 
 
-@pytest.mark.parametrize("missing", ["", "nan", "None", "NA", "-", None, np.nan])
+def test_signs_and_none_are_classes_like_others(tmp_path):
+    for values in (["+", "-"] * 4, ["none", "mild"] * 4):
+        rows = "".join(f"{value},{i}\n" for i, value in enumerate(values))
+        assert set(read(table(tmp_path, "y,a\n" + rows)).classes) == {*values}
+
+
+def test_times_that_differ_by_seconds_stay_different(tmp_path):
+    rows = "".join(f"{1_700_000_000 + i},{1_700_000_000.5 + i}\n" for i in range(40))
+    problem = read(table(tmp_path, "t,y\n" + rows))
+    (graph,) = prepared(problem.graphs, problem)
+    assert len(graph.x.unique()) == 40
+    assert graph.x.dtype == torch.float32
+    assert len(problem.graphs[0].y.unique()) == 40
+
+
+@pytest.mark.parametrize("missing", ["", "nan", "None", "NA", None, np.nan])
 def test_missing_labels_are_no_class(tmp_path, missing):
     data = small()
     data.y = ["a", "b", "a", "b", missing, "a"]

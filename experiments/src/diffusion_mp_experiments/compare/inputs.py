@@ -440,7 +440,7 @@ def new_graphs(source: Any, problem: Problem) -> list[Data]:
     channels = first.x.size(1)
     graphs = []
     for each in sources:
-        graph, _ = _graph(each, "data.", 0)
+        graph, _ = _graph(each, "data.", 0, ())
         if graph.x.shape[1:] != (channels,):
             raise ValueError(
                 f"x of data must have the {channels} features of the compared data; got {describe(each.x)}."

@@ -54,7 +54,7 @@ class Problem:
     Args:
         task: what has labels: "node" (nodes, or rows of a table without edges), "graph", or "link" (the edges).
         classes: names of the classes, or () where a number is predicted.
-        graphs: one graph for nodes and links. It has x [N, C], y [N] of int64 (-1: unknown) or float32 (NaN: unknown),
+        graphs: one graph for nodes and links. It has x [N, C], y [N] of int64 (-1: unknown) or float64 (NaN: unknown),
             and where the source has them edge_index [2, E], edge_attr [E, D] and edge_weight [E]. Of several graphs,
             each has y [1].
         names: names of the nodes, rows or graphs in the source.

@@ -101,7 +101,7 @@ def read_table(
             if joining.columns:
                 columns = joining.feature_columns()
                 encoding["edge_attr"] = [asdict(column) for column in columns]
-                data.edge_attr = joining.features(columns)
+                data.edge_attr = joining.features(columns).float()
                 named = some([column.name for column in columns])
                 table.notes.append(
                     f"Edges have the features {named}, for the rows that read them."
@@ -168,7 +168,7 @@ def read_new(
             )
         if "edge_attr" in encoding:
             columns = [Column(**column) for column in encoding["edge_attr"]]
-            data.edge_attr = joining.features(columns)
+            data.edge_attr = joining.features(columns).float()
     return [data], names
 
 
@@ -398,12 +398,15 @@ class _Table:
         return found
 
     def features(self, columns: Sequence[Column]) -> Tensor:
-        """Return float32 features [rows, C] of the columns, a column of ones if there are none."""
+        """Return features [rows, C] of the columns, a column of ones if there are none.
+
+        In double precision, since single precision would make one number of times that differ by seconds.
+        """
         parts = [np.ones((self.rows, 1))] if not columns else []
         for column in columns:
             self.check_column(column.name, "a column of the compared table")
             parts.append(column.features(self))
-        return torch.from_numpy(np.hstack(parts).astype(np.float32))
+        return torch.from_numpy(np.hstack(parts).astype(np.float64))
 
 
 def _read_columns(path: Path) -> tuple[Columns, int]:
@@ -473,8 +476,10 @@ def _numbers(texts: list[str]) -> np.ndarray | None:
     # For Python, 1_0 is ten.
     if any("_" in text for text in texts):
         return None
+    # Not in texts, where they may be words.
+    cells = ["" if text in ("-", ".") else _known(text) for text in texts]
     try:
-        values = np.array([float(_known(text) or "nan") for text in texts])
+        values = np.array([float(cell or "nan") for cell in cells])
     except ValueError:
         return None
     values[np.abs(values) > np.finfo(np.float32).max] = np.nan

@@ -16,7 +16,7 @@ from diffusion_mp_experiments.compare.problem import Masks, Problem, Question
 
 _FEW = 20  # whole numbers that are classes unless the user says otherwise
 _MOST = 1000  # classes
-_MISSING = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?", "-", ".")
+_MISSING = ("", "na", "n/a", "#n/a", "<na>", "nan", "null", "?")
 NO_FEATURES = "There are no features, so a constant takes their place."
 _TASKS = {
     "rows": (None, "node", "regression"),
@@ -129,7 +129,7 @@ def as_labels(
     if unknown:
         notes.append(f"{what} is unknown for {unknown} of {len(known)}.")
     if is_number(found, what, task):
-        numbers = np.where(known, values, np.nan).astype(np.float32)
+        numbers = np.where(known, values, np.nan).astype(np.float64)
         if len(found) <= _MOST and (found % 1 == 0).all() and task is None:
             notes.append(
                 f'{what} has {len(found)} whole numbers and is predicted as a number; task="node" makes them classes.'
@@ -158,7 +158,9 @@ def class_name(value: Any) -> str:
 def is_missing(value: str | float | None) -> bool:
     """Return whether a cell or a label says that there is nothing."""
     if isinstance(value, str):
-        return value.strip().lower() in _MISSING
+        text = value.strip()
+        # As pandas writes it; "none" may be a category.
+        return text == "None" or text.lower() in _MISSING
     return value is None or not isfinite(value)
 
 
