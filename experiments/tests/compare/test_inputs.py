@@ -655,7 +655,15 @@ def removed(name: str) -> Data:
         ),
         (
             changed(**dict.fromkeys(MASKS, torch.ones(5, dtype=torch.bool))),
-            r"masks must be \[6\] or \[6, splits\]; got",
+            r"masks must be \[6\] or \[6, splits\], with one number of splits; got",
+        ),
+        (
+            changed(
+                train_mask=torch.ones(6, 2, dtype=torch.bool),
+                val_mask=torch.zeros(6, 3, dtype=torch.bool),
+                test_mask=torch.zeros(6, 1, dtype=torch.bool),
+            ),
+            "with one number of splits; got",
         ),
         ([], "got several kinds, or no graph at all"),
         ([*graph_list(), small()], r"graph 4: y must be one label of the graph"),

@@ -350,9 +350,12 @@ def _split(data: Data, nodes: int, where: str, notes: list[str]) -> Masks | None
                 f"{some(name for name in MASKS if name in data)} was left out: a split needs {', '.join(MASKS)}."
             )
         return None
-    if any(mask.dim() not in (1, 2) or len(mask) != nodes for mask in masks):
+    wrong = any(mask.dim() not in (1, 2) or len(mask) != nodes for mask in masks)
+    splits = {mask.size(1) for mask in masks if mask.dim() == 2} - {1}
+    if wrong or len(splits) > 1:
         raise ValueError(
-            f"{where}masks must be [{nodes}] or [{nodes}, splits]; got {', '.join(map(describe, masks))}."
+            f"{where}masks must be [{nodes}] or [{nodes}, splits], with one number of splits; got "
+            f"{', '.join(map(describe, masks))}."
         )
     # The test nodes of some data sets are the same in all splits.
     wide = [mask.bool().reshape(nodes, -1) for mask in masks]
