@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,6 +246,13 @@ def test_labels_are_spread_to_new_rows_and_not_to_a_new_graph(tmp_path: Path) ->
     # The new rows repeat the compared ones.
     found = result.predict(Data(x=rows.graphs[0].x[:50]))
     assert (found == result.predict()[:50]).mean() > 0.9
+    numbers = replace(
+        problems()["numbers"], graphs=[copy(problems()["numbers"].graphs[0])]
+    )
+    del numbers.graphs[0].edge_index
+    result = planned(numbers, tmp_path / "numbers", only)
+    found = result.predict(Data(x=rows.graphs[0].x[:50]))
+    assert np.corrcoef(found, result.predict()[:50])[0, 1] > 0.9
     result = planned(problems()["nodes"], tmp_path / "nodes", only)
     with pytest.raises(ValueError, match="predicts the compared nodes only; add the"):
         result.predict(problems()["nodes"].graphs[0])

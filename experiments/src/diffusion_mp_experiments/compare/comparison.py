@@ -792,7 +792,9 @@ class Comparison:
         if first and isinstance(module.model, Predictor):
             # It knows the rows to which it was fitted, and is fitted to all.
             fill = -1 if problem.classes else math.nan
-            labels = known.y if problem.classes else (known.y - shift) / scale
+            labels = known.y
+            if not problem.classes:
+                labels = ((labels - shift) / scale).float()
             unknown = labels.new_full((len(batch.x) - first,), fill)
             batch.y = torch.cat([labels, unknown])
             outputs = module.model.scores(batch, len(problem.classes))[first:]
