@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict, Unpack, cast
 
 import torch
@@ -53,8 +52,7 @@ class BlockStack(GraphModel):
             categories of every integer column.
         hidden_channels: Number of channels C of the states of nodes and edges.
         out_channels: Number of logits.
-        num_layers: Number of blocks.
-        block: Function that builds a block, such as :class:`GPSBlock`.
+        blocks: The blocks, such as :class:`GPSBlock`. They are taken, and may be made, after the encoders.
         edge_dim: Number of channels of edge features, or a list with the number of categories of every integer column.
             ``None``: no edge features; e⁰ is one learned vector.
         pe_channels: Number of channels of the positional encoding, a part of ``hidden_channels``, which a
@@ -83,8 +81,7 @@ class BlockStack(GraphModel):
         in_channels: int | Sequence[int],
         hidden_channels: int,
         out_channels: int,
-        num_layers: Count,
-        block: Callable[[], nn.Module],
+        blocks: Iterable[nn.Module],
         *,
         edge_dim: int | Sequence[int] | None = None,
         pe_channels: CountOrZero = 0,
@@ -114,7 +111,7 @@ class BlockStack(GraphModel):
             self.edge_start = nn.Embedding(1, hidden_channels)
         else:
             self.edge_encoder = FeatureEncoder(edge_dim, hidden_channels, "edge_dim")
-        self.blocks = nn.ModuleList(block() for _ in range(num_layers))
+        self.blocks = nn.ModuleList(blocks)
         self.decoder: nn.Module = nn.Identity()
         # Nodes are read by an MLP too, as in the code of GPS.
         if task == "node":
@@ -250,16 +247,17 @@ class GatedGCN(BlockStack):
         in_channels: int | Sequence[int],
         hidden_channels: int,
         out_channels: int,
-        num_layers: int = 4,
+        num_layers: Count = 4,
         *,
         norm: Norm = "batch",
         dropout: float = 0.0,
         **options: Any,
     ) -> None:
-        block = partial(GatedGCNConv, hidden_channels, norm=norm, dropout=dropout)
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, block, **options
+        blocks = (
+            GatedGCNConv(hidden_channels, norm=norm, dropout=dropout)
+            for _ in range(num_layers)
         )
+        super().__init__(in_channels, hidden_channels, out_channels, blocks, **options)
 
 
 class FrameOptions(TypedDict, total=False):
@@ -338,7 +336,7 @@ class GPS(BlockStack):
         in_channels: int | Sequence[int],
         hidden_channels: Count,
         out_channels: int,
-        num_layers: int = 4,
+        num_layers: Count = 4,
         *,
         heads: Count = 4,
         lam: float = 0.0,
@@ -365,9 +363,8 @@ class GPS(BlockStack):
             )
             return GPSBlock(hidden_channels, passing, everywhere, **frame)
 
-        super().__init__(
-            in_channels, hidden_channels, out_channels, num_layers, block, **stack
-        )
+        blocks = (block() for _ in range(num_layers))
+        super().__init__(in_channels, hidden_channels, out_channels, blocks, **stack)
 
 
 class DFiFormer(GPS):
