@@ -32,7 +32,7 @@ from diffusion_mp_experiments.compare.data import (
     kept_split,
     labels_of,
     prepared,
-    split_of,
+    scaled_target,
     target_scaling,
     with_labels_in_split,
 )
@@ -203,12 +203,12 @@ def _problem(data: Any, folder: Path, **options: Any) -> Problem:
     path = folder / "problem.npz"
     problem = data if isinstance(data, Problem) else read(data, **options)
     problem = with_labels_in_split(problem)
-    if path.is_file() and findings.digest(Problem.load(path)) != findings.digest(
-        problem
-    ):
-        raise ValueError(
-            f"{folder} holds the comparison of other data. Give another out, or delete that folder."
-        )
+    if path.is_file():
+        before = findings.digest(Problem.load(path))
+        if before != findings.digest(problem):
+            raise ValueError(
+                f"{folder} holds the comparison of other data. Give another out, or delete that folder."
+            )
     return problem
 
 
@@ -602,11 +602,8 @@ class Comparison:
         return len(self.splits) > 1 or self.table.metric.name == "acc"
 
     def _test_rows(self) -> int:
-        options = self.table.data["init_args"]
         (number,) = self.splits
-        split = split_of(
-            self.problem, number, options["seed"], False, options["pooled"]
-        )
+        split = findings.reported_split(self.problem, self.table, number)
         return int(split.test.sum())
 
     @property
@@ -791,10 +788,8 @@ class Comparison:
         shift, scale = target_scaling(problem, split)
         if first and isinstance(module.model, Predictor):
             # It knows the rows to which it was fitted, and is fitted to all.
+            labels = scaled_target(known.y, shift, scale)
             fill = -1 if problem.classes else math.nan
-            labels = known.y
-            if not problem.classes:
-                labels = ((labels - shift) / scale).float()
             unknown = labels.new_full((len(batch.x) - first,), fill)
             batch.y = torch.cat([labels, unknown])
             outputs = module.model.scores(batch, len(problem.classes))[first:]
@@ -808,16 +803,13 @@ class Comparison:
         self, data: Any, edges: str | Path | None
     ) -> tuple[list[Data], Sequence[str]]:
         """Return the graphs of new data, with the features of the compared ones, and the ids of what is predicted."""
-        names: Sequence[str] = ()
         if isinstance(data, (str, Path)) or hasattr(data, "to_csv"):
-            graphs, names = read_more(data, self.problem, edges)
-        else:
-            graphs = new_graphs(data, self.problem)
-        if not names:
-            nodes = self.problem.task == "node"
-            number = sum(graph.num_nodes for graph in graphs) if nodes else len(graphs)
-            names = [str(row) for row in range(number)]
-        return graphs, names
+            return read_more(data, self.problem, edges)
+        graphs = new_graphs(data, self.problem)
+        # One graph, where nodes are predicted.
+        nodes = self.problem.task == "node"
+        number = graphs[0].num_nodes if nodes else len(graphs)
+        return graphs, [str(row) for row in range(number)]
 
     @property
     def frame(self) -> Any:

@@ -228,6 +228,13 @@ def target_scaling(problem: Problem, split: Split) -> tuple[Tensor, Tensor]:
     return known.mean(), deviation if deviation > 0 else torch.ones_like(deviation)
 
 
+def scaled_target(y: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Return targets as models learn them: numbers by their `target_scaling`, and classes as they are."""
+    if not y.is_floating_point():
+        return y
+    return ((y - shift) / scale).float()
+
+
 @settings
 class _Compared(SplitDataModule):
     """What data modules of a comparison share.
@@ -287,9 +294,7 @@ class ComparedNodes(_Compared, FullGraphDataModule):
     def load(self) -> Data:
         split = self.masks()
         data = split.apply_to(self.graphs(self.k)[0])
-        if data.y.is_floating_point():
-            shift, scale = target_scaling(self.compared, split)
-            data.y = ((data.y - shift) / scale).float()
+        data.y = scaled_target(data.y, *target_scaling(self.compared, split))
         return data
 
 
@@ -308,10 +313,10 @@ class ComparedGraphs(_Compared, BatchDataModule):
         split = self.masks()
         graphs = self.graphs()
         if not self.compared.classes:
-            shift, scale = target_scaling(self.compared, split)
+            scaling_of_y = target_scaling(self.compared, split)
             graphs = [copy(graph) for graph in graphs]
             for graph in graphs:
-                graph.y = ((graph.y - shift) / scale).float()
+                graph.y = scaled_target(graph.y, *scaling_of_y)
         return selected(graphs, split)
 
 

@@ -104,10 +104,10 @@ def warnings(problem: Problem, table: Table) -> list[str]:
     return found
 
 
-def first_split(problem: Problem, table: Table) -> Split:
-    """Return the first split of the reported scores."""
+def reported_split(problem: Problem, table: Table, number: int = 0) -> Split:
+    """Return a split of the reported scores, by default the first."""
     arguments = table.data["init_args"]
-    return split_of(problem, 0, arguments["seed"], False, arguments["pooled"])
+    return split_of(problem, number, arguments["seed"], False, arguments["pooled"])
 
 
 def _of_nodes(problem: Problem, table: Table) -> list[str]:
@@ -115,7 +115,7 @@ def _of_nodes(problem: Problem, table: Table) -> list[str]:
     data = problem.graphs[0]
     y = data.y
     known = has_label(y)
-    split = first_split(problem, table)
+    split = reported_split(problem, table)
     if (same := _duplicates(data.x, split.train, split.test)) > 0:
         found.append(
             f"{same:,} test rows have the same features as a training row: scores are too good if these are the same "

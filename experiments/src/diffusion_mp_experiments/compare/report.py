@@ -145,7 +145,7 @@ def sizes(comparison: Comparison) -> str:
     """Return how many labels train, choose and test."""
     if comparison.problem.task == "link":
         return ""
-    split = findings.first_split(comparison.problem, comparison.table)
+    split = findings.reported_split(comparison.problem, comparison.table)
     train, validation, test = (f"{int(mask.sum()):,}" for mask in split)
     return f"In the first split {train} labels train, {validation} are for validation, and {test} test."
 

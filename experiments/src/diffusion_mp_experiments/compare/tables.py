@@ -80,6 +80,7 @@ def read_table(
     if edges is None:
         smiles = table.molecules()
     if smiles is not None:
+        # The nameless index of pandas tells less than the molecules.
         if not identifier:
             names = table.columns[smiles]
         graphs, kept = _molecules(table, smiles)
@@ -352,16 +353,14 @@ class _Table:
         """Say it in a note, and return why, if a column is text, but nearly all of its cells are numbers."""
         if self.numbers(name) is not None:
             return ""
-        known = {
-            row: text
-            for row, text in enumerate(self.columns[name], 1)
-            if not is_missing(text)
-        }
-        words = [row for row, text in known.items() if _numbers([text]) is None]
-        if len(words) > _SOME_WORDS * len(known):
+        texts = self.columns[name]
+        # Different ones, of which a column of categories has few.
+        known = Counter(text for text in texts if not is_missing(text))
+        words = [text for text in known if _numbers([text]) is None]
+        if sum(known[word] for word in words) > _SOME_WORDS * known.total():
             return ""
-        row = words[0]
-        why = f"was read as text, since {known[row]!r} in row {row} is no number"
+        row = texts.index(words[0]) + 1
+        why = f"was read as text, since {words[0]!r} in row {row} is no number"
         self.notes.append(f"The column {name} {why}.")
         return why
 
