@@ -1,16 +1,20 @@
 """The conformance suites name the law that a broken class breaks, and pass a user's sound one in three lines."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from scipy.sparse.linalg import aslinearoperator
 from torch import Tensor, nn
 
 from diffusion_mp.couplings import (
     Coupling,
     LinearAttentionCoupling,
     LowRankCoupling,
+    PairwiseCoupling,
     Sums,
+    UniformCoupling,
 )
 from diffusion_mp.diffusivities import (
     AdjacencyDiffusivity,
@@ -30,7 +34,15 @@ from diffusion_mp.testing import (
     path_problem,
     tolerance,
 )
-from diffusion_mp.testing.laws import LawBroken, expect_writable
+from diffusion_mp.testing.coupling_laws import COUPLING_LAWS
+from diffusion_mp.testing.diffusivity_laws import DIFFUSIVITY_LAWS
+from diffusion_mp.testing.laws import Law, LawBroken, expect_writable
+from diffusion_mp.testing.layer_laws import (
+    GRAPH_LAYER_LAWS,
+    LAYER_LAWS,
+    UPDATE_LAWS,
+)
+from diffusion_mp.testing.module_laws import LIBRARY_LAWS, MODULE_LAWS
 from diffusion_mp.updates import ExplicitEuler, LaplacianUpdate, StateUpdate
 from helpers import refuses
 
@@ -68,6 +80,18 @@ def test_a_sound_coupling_passes() -> None:
 
 Body = dict[str, Any]
 product = Dense._product
+SYMMETRIC: Body = {
+    "__init__": lambda self, matrix: Dense.__init__(
+        self, matrix + matrix.T, symmetric=True, nonnegative=True
+    ),
+    "_transpose": lambda self: self,
+}
+
+
+def rounded_by_autocast(x: Tensor) -> Tensor:
+    return x.bfloat16().to(x) if torch.is_autocast_enabled("cpu") else x
+
+
 # The law that is broken, and by what.
 COUPLINGS: list[tuple[str, Body]] = [
     ("transpose", {"_transpose": lambda self: self}),
@@ -87,6 +111,29 @@ COUPLINGS: list[tuple[str, Body]] = [
     ("writable", {"degree": lambda self: Dense.degree(self)[:1].expand(6, 1)}),
     ("writable", {"to_dense": lambda self: self.matrix.unsqueeze(0)}),
     ("writable", {"_product": lambda self, v: v[:, :, :]}),
+    ("form", {"nonnegative": 1}),
+    ("heads broadcast", {"_product": lambda self, v: product(self, v[:, :1] + 0 * v)}),
+    ("log at", {"nonnegative": True, "log_at": lambda self, pairs: self.at(pairs)}),
+    ("majorant", {**SYMMETRIC, "majorant": lambda self, _: 0.1 * self.degree()}),
+    ("metric", {"_metric": property(Dense.degree)}),
+    (
+        "low rank form",
+        {
+            "low_rank": True,
+            "low_rank_form": lambda self, dtype: UniformCoupling(
+                6, dtype=dtype
+            ).low_rank_form(dtype),
+        },
+    ),
+    (
+        "scipy operator",
+        {
+            "as_linear_operator": lambda self, head: aslinearoperator(
+                2 * self.matrix.detach().numpy()
+            )
+        },
+    ),
+    ("autocast", {"_product": lambda self, v: product(self, rounded_by_autocast(v))}),
     # A factor that is a number is right, and one that is a tensor is not.
     (
         "algebra",
@@ -107,6 +154,19 @@ def test_broken_couplings_are_named(law: str, body: Body) -> None:
         check_coupling(type("Broken", (Dense,), body)(matrix().requires_grad_()))
     # The place where the first law broke is in the traceback.
     assert str(caught.value.__cause__).split(",")[0] in str(caught.value)
+
+
+def names(laws: Sequence[Law[Any]]) -> set[str]:
+    found = [law.__name__.strip("_").replace("_", " ") for law in laws]
+    # Of two laws of one name only the last would be checked.
+    assert len(set(found)) == len(found)
+    return set(found)
+
+
+def test_every_law_of_couplings_has_been_broken() -> None:
+    # These two need couplings of other kinds, which have tests of their own.
+    others = {"block diagonal", "pooled by blocks"}
+    assert {law for law, _ in COUPLINGS} == names(COUPLING_LAWS) - others
 
 
 def test_two_entries_that_share_memory_are_found() -> None:
@@ -298,6 +358,38 @@ in_training = {
     "features": lambda self, x: Cosine.features(self, 2 * x + 1 if self.training else x)
 }
 DropsInTraining = type("DropsInTraining", (Cosine,), in_training)
+
+
+def sharpened_by_count(self: Cosine, x: Tensor, graph: Graph) -> Coupling:
+    q = self.features(x)
+    return PairwiseCoupling(len(x) * q, q, graph.segments)
+
+
+def forward_with_edges(self: Cosine, x: Tensor, graph: Graph | None = None) -> Coupling:
+    if graph is None:
+        raise ValueError("something is missing")
+    return Cosine.forward(self, x, graph)
+
+
+def wrong_degree(self: Cosine, x: Tensor, graph: Graph) -> Coupling:
+    body = {"degree": lambda self: 2 * Dense.degree(self)}
+    q = self.features(x).squeeze(1)
+    return type("Broken", (Dense,), body)(q @ q.T)
+
+
+def wrong_alone(self: Cosine, x: Tensor, graph: Graph) -> Coupling:
+    return (wrong_degree if len(x) == 1 else Cosine.couple)(self, 2 * x, graph)
+
+
+SharpenedByCount = type("SharpenedByCount", (Cosine,), {"couple": sharpened_by_count})
+MissesSomething = type("MissesSomething", (Cosine,), {"forward": forward_with_edges})
+MakesBrokenCouplings = type(
+    "MakesBrokenCouplings", (Cosine,), {"couple": wrong_degree, "row_stochastic": False}
+)
+BreaksAlone = type(
+    "BreaksAlone", (Cosine,), {"couple": wrong_alone, "row_stochastic": False}
+)
+DeclaresANumber = type("DeclaresANumber", (Cosine,), {"positional": 0})
 ClaimsNothing = type("ClaimsNothing", (Cosine,), {"depends_on": "nothing"})
 DIFFUSIVITIES = [
     (ClaimsNothing, "dependence"),
@@ -307,6 +399,11 @@ DIFFUSIVITIES = [
     (ForgetsToReset, "reset parameters"),
     (DropsInTraining, "same in training"),
     (CountsNodes, "promises"),
+    (DeclaresANumber, "declarations"),
+    (MakesBrokenCouplings, "coupling laws"),
+    (BreaksAlone, "coupling laws of isolated nodes"),
+    (MissesSomething, "needs graph"),
+    (SharpenedByCount, "duplicated nodes"),
 ]
 
 
@@ -316,6 +413,12 @@ def test_broken_diffusivities_are_named(kind: type[Cosine], law: str) -> None:
         AssertionError, match=rf"{kind.__name__} breaks the law '{law}'"
     ):
         check_diffusivity(kind)
+
+
+def test_every_law_of_diffusivities_has_been_broken() -> None:
+    # Those of modules are broken by layers below, and the algebra by the next test.
+    own = names(DIFFUSIVITY_LAWS) - names([*MODULE_LAWS, *LIBRARY_LAWS])
+    assert own - {law for _, law in DIFFUSIVITIES} == {"algebra"}
 
 
 class Undemanding(ScaledDiffusivity):
@@ -330,33 +433,59 @@ def test_multiples_need_what_the_diffusivity_needs() -> None:
         check_diffusivity(type("Times", (AdjacencyDiffusivity,), times))
 
 
-class BatchNormed(DiffusionConv):
-    def output(self, out: Tensor, x: Tensor) -> Tensor:
-        return out - out.mean(0)
+class Layer(DiffusionConv):
+    """A sound layer; a broken one below is made of it by other methods."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3, AdjacencyDiffusivity("sum"))
 
 
-class Remembers(DiffusionConv):
-    """Keeps its last result for an equal state, and returns what it keeps."""
+def wrapped(change: Callable[..., Any]) -> Body:
+    """Return a forward pass that changes the result, given what the layer was called with."""
 
-    def forward(self, x: Tensor, *inputs: Any, **named: Any) -> Any:
-        last = getattr(self, "last", None)
-        if last is None or not torch.equal(last[0], x):
-            self.last = last = x, super().forward(x, *inputs, **named)
-        return last[1]
+    def forward(  # type: ignore[no-untyped-def]
+        self: Layer, x, edge_index=None, edge_weight=None, batch=None, **options
+    ) -> Any:
+        inputs = x, edge_index, edge_weight, batch
+        return change(Layer.forward(self, *inputs, **options), *inputs, **options)
 
-
-def normed() -> BatchNormed:
-    return BatchNormed(4, 3, Cosine())
+    return {"forward": forward}
 
 
-def test_broken_layers_are_named() -> None:
-    with pytest.raises(AssertionError, match=r"BatchNormed breaks the law 'batching'"):
-        check_layer(normed)
-    with pytest.raises(
-        AssertionError,
-        match=r"Remembers breaks the law 'writable'.*what the next call returns",
-    ):
-        check_layer(lambda: Remembers(4, 3, Cosine()))
+def on_output(change: Callable[[Tensor], Tensor]) -> Body:
+    return {"output": lambda self, out, x: change(out)}
+
+
+def shifted(self: Layer) -> None:
+    Layer.__init__(self)
+    self.shift = torch.rand((), dtype=torch.float64)
+
+
+def writes_to_the_state(out: Tensor, x: Tensor, *_: Any) -> Tensor:
+    x.detach().mul_(1.5)
+    return out
+
+
+def last_result(self: Layer, x: Tensor, *inputs: Any, **named: Any) -> Any:
+    """Keep the last result for an equal state, and return what is kept."""
+    last = getattr(self, "last", None)
+    if last is None or not torch.equal(last[0], x):
+        self.last = last = x, Layer.forward(self, x, *inputs, **named)
+    return last[1]
+
+
+def per_neighbour(out: Tensor, x: Tensor, edges: Any, *_: Any) -> Tensor:
+    return out / edges[1].bincount(minlength=len(x)).unsqueeze(1)
+
+
+def per_node_of_the_smallest_graph(
+    out: Tensor, x: Tensor, edges: Any, weight: Any, batch: Tensor | None
+) -> Tensor:
+    return out if batch is None else out / batch.bincount().min()
+
+
+def branching(out: Tensor) -> Tensor:
+    return out + 1 if out.sum() > 0 else out
 
 
 class WrongTwice(torch.autograd.Function):
@@ -372,16 +501,90 @@ class WrongTwice(torch.autograd.Function):
         return 2 * ctx.saved_tensors[0].detach() * grad
 
 
-def test_second_derivatives_that_are_wrong_are_named() -> None:
-    squared = type(
-        "Squared",
-        (DiffusionConv,),
-        {"output": lambda self, out, x: WrongTwice.apply(out)},
-    )
-    with pytest.raises(
-        AssertionError, match=r"Squared breaks the law 'second derivatives'"
-    ):
-        check_layer(lambda: squared(4, 3, Cosine()))
+LAYERS: list[tuple[str, Body]] = [
+    ("output", on_output(lambda out: out.float())),
+    ("output", on_output(lambda out: out / 0)),
+    (
+        "unit weights",
+        wrapped(lambda out, x, edges, weight, _: out * (1 + (weight is None))),
+    ),
+    ("saved", {"__init__": shifted, "output": lambda self, out, x: out + self.shift}),
+    ("purity", wrapped(writes_to_the_state)),
+    ("purity", on_output(lambda out: out + torch.rand(1))),
+    ("writable", {"forward": last_result}),
+    (
+        "permutation",
+        on_output(lambda out: out + torch.arange(3.0 * len(out)).view(-1, 3)),
+    ),
+    (
+        "order of edges",
+        wrapped(lambda out, x, edges, *_: out + edges[0, 0]),
+    ),
+    ("batching", on_output(lambda out: out - out.mean(0))),
+    ("poisoned batch mate", on_output(lambda out: out + 0 * out.sum(0))),
+    ("single node", on_output(lambda out: out / (out - out.mean(0)).norm())),
+    ("isolated nodes", wrapped(per_neighbour)),
+    ("empty graph", wrapped(per_node_of_the_smallest_graph)),
+    ("no nodes", on_output(lambda out: out + 0 * out.amax(0))),
+    ("first derivatives", on_output(lambda out: out * out.detach())),
+    ("second derivatives", on_output(WrongTwice.apply)),
+    ("compile", on_output(branching)),
+    ("half precision", on_output(lambda out: out + sum(out.abs()))),
+    (
+        "autocast",
+        on_output(lambda out: out * (1 + torch.is_autocast_enabled("cpu"))),
+    ),
+    ("reset parameters", {"reset_parameters": lambda self: None}),
+    ("readable", {"__repr__": lambda self: "a layer"}),
+    (
+        "graph in place of edges",
+        wrapped(lambda out, x, edges, *_, **__: out + isinstance(edges, Graph)),
+    ),
+    (
+        "graph in place of edges",
+        wrapped(
+            lambda out, x, edges, *_, **__: (
+                out + (isinstance(edges, Tensor) and edges.layout is torch.sparse_csr)
+            )
+        ),
+    ),
+    (
+        "returned coupling",
+        wrapped(
+            lambda out, *_, return_coupling=False: (
+                (out[0] + 1, out[1]) if return_coupling else out
+            )
+        ),
+    ),
+]
+
+
+def test_a_sound_layer_passes() -> None:
+    check_layer(Layer)
+
+
+@pytest.mark.parametrize(("law", "body"), LAYERS)
+def test_broken_layers_are_named(law: str, body: Body) -> None:
+    others = names([*LAYER_LAWS, *GRAPH_LAYER_LAWS]) - {law}
+    with pytest.raises(AssertionError, match=rf"Broken breaks the law '{law}'"):
+        check_layer(
+            type("Broken", (Layer,), body),
+            skip=dict.fromkeys(others, "not this one"),
+            compile=True,
+        )
+
+
+def test_every_law_of_layers_has_been_broken() -> None:
+    assert {law for law, _ in LAYERS} == names([*LAYER_LAWS, *GRAPH_LAYER_LAWS])
+
+
+class BatchNormed(DiffusionConv):
+    def output(self, out: Tensor, x: Tensor) -> Tensor:
+        return out - out.mean(0)
+
+
+def normed() -> BatchNormed:
+    return BatchNormed(4, 3, Cosine())
 
 
 class Halfway(StateUpdate):
@@ -443,6 +646,10 @@ UPDATES = [
         type("ReturnsTheState", (Halfway,), {"step": lambda self, x, *_, **__: x}),
         "writable",
     ),
+    (
+        type("RoundsTheState", (Halfway,), {"kept": lambda self, x: x.float()}),
+        "shapes",
+    ),
 ]
 
 
@@ -452,6 +659,11 @@ def test_broken_updates_are_named(kind: type[StateUpdate], law: str) -> None:
         AssertionError, match=rf"{kind.__name__} breaks the law '{law}'"
     ):
         check_update(kind)
+
+
+def test_every_law_of_updates_has_been_broken() -> None:
+    own = names(UPDATE_LAWS) - names([*MODULE_LAWS, *LIBRARY_LAWS])
+    assert own <= {law for _, law in UPDATES}
 
 
 def test_a_broken_law_says_how_to_leave_it_out() -> None:

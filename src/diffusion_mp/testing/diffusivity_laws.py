@@ -203,7 +203,7 @@ def _coupling_laws(case: DiffusivityCase) -> None:
     _expect_coupling_laws(case, case.instance(), join(case.batch()))
 
 
-def _isolated_nodes(case: DiffusivityCase) -> None:
+def _coupling_laws_of_isolated_nodes(case: DiffusivityCase) -> None:
     """so do those of nodes without an edge, of a single node, and of a batch with an empty graph"""
     generator = case.generator()
     five, three, single = (case.instance(size, generator) for size in (5, 3, 1))
@@ -281,7 +281,7 @@ DIFFUSIVITY_LAWS: tuple[Law[DiffusivityCase], ...] = (
     _promises,
     _dependence,
     _coupling_laws,
-    _isolated_nodes,
+    _coupling_laws_of_isolated_nodes,
     _needs_graph,
     _duplicated_nodes,
     _same_in_training,
