@@ -17,6 +17,7 @@ from diffusion_mp import *
 from diffusion_mp.checks import Count, checked
 from diffusion_mp.couplings import *
 from diffusion_mp.data import label_mask
+from diffusion_mp.diagnostics import posterior_variance
 from diffusion_mp.updates import fixed_point
 from helpers import refuses
 
@@ -168,6 +169,8 @@ test_bad_types = refuses(
     (lambda: DIFFormer(3, 4, 2)(X, EDGES, batch_size=2), "batch_size"),
     (lambda: DIFFormerConv(3, 3, graph_weight=True), "graph_weight"),
     (lambda: fixed_point(torch.cos, X, energy=lambda z: z), "energy"),
+    (lambda: fixed_point(torch.cos, [0.5]), "x0"),
+    (lambda: posterior_variance(torch.eye(3), 0.5), "coupling"),
     (lambda: PairwiseCoupling(V, V, normalize=np.ones(2)), "normalize"),
     (lambda: LowRankCoupling(V, V.double()), "dtype"),
     (lambda: GPS(3, 4, 2, pe_channels=2)(X, EDGES, pe=X.double()), "pe"),

@@ -162,6 +162,7 @@ test_what_does_not_fit = refuses(
     ),
     (lambda: KNNGraph(3, approximate=1), TypeError, "approximate"),
     (lambda: KNNGraph(3, weighted=1), TypeError, "weighted"),
+    (lambda: KNNGraph(3, sharpness=-1.0), ValueError, "sharpness"),
 )
 
 

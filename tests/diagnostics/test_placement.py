@@ -292,6 +292,7 @@ def test_plot(generator):
     both = report.plot(report.plot(figure.add_subplot(), label="P2"), label="P7")
     assert [text.get_text() for text in both.get_legend().get_texts()] == ["P2", "P7"]
     ax = report.plot(figure.add_subplot(), "estimate")
+    assert ax.get_yscale() == "log"
     truth, estimate, by_roughness = (list(line.get_ydata()) for line in ax.lines)
     assert truth == report.insertion["truth"]
     assert estimate == report.insertion["estimate"]

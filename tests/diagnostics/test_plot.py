@@ -117,6 +117,7 @@ def test_uncertainty(ax):
     points = torch.as_tensor(ax.collections[0].get_offsets())
     spread = torch.linalg.svdvals((X - X.mean(0)).double())[:2]
     assert_close(torch.linalg.svdvals(points), spread)
+    assert ax.figure.axes[-1].get_ylabel() == "posterior variance"
 
 
 @pytest.mark.filterwarnings("error")

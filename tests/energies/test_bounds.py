@@ -8,12 +8,14 @@ import pytest
 import torch
 from energy_cases import from_dense, laplacian
 
+from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.energies import spectrum
 from diffusion_mp.energies.spectrum import (
     extreme_eigenvalues,
     largest_eigenvalue,
     spectral_interval,
 )
+from diffusion_mp.graph import Graph
 from diffusion_mp.testing.problems import path_problem
 from energy_forms import Explicit
 
@@ -50,6 +52,15 @@ def test_lanczos_is_moved_outwards_by_its_tolerance(num_nodes, rtol):
     low, high = extreme_eigenvalues(matrix, rtol)
     assert top <= high <= most
     assert -4 * rtol * top <= low <= 0
+
+
+def test_the_radius_of_a_star_is_bounded_closer_than_by_row_sums():
+    leaf = torch.arange(1, 101)
+    edges = torch.stack([leaf, torch.zeros_like(leaf)])
+    star = Graph(101, torch.cat([edges, edges.flip(0)], 1))
+    coupling = AdjacencyDiffusivity("sym")(torch.zeros(101, 1), star)
+    # Its radius is one, and its largest row sum ten.
+    assert 1.0 <= spectrum.spectral_radius_bound(coupling) < 1.3
 
 
 @pytest.mark.parametrize("form", ["conservative", "residual"])

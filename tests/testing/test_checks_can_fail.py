@@ -239,7 +239,18 @@ class Centred(SourceTerm):
         return half - half.mean(0)
 
 
-@pytest.mark.parametrize("kind", [Uncut, Centred])
+class SignedInBlocks(SourceTerm):
+    """Has another gradient for some rows, and the value of all."""
+
+    def block(self, rows: slice) -> SourceTerm:
+        block = super().block(rows)
+        block.half_gradient = lambda z, graph: (
+            -SourceTerm.half_gradient(block, z, graph)
+        )
+        return block
+
+
+@pytest.mark.parametrize("kind", [Uncut, Centred, SignedInBlocks])
 def test_a_term_that_is_no_sum_over_rows_is_found(kind: type[SourceTerm]) -> None:
     x = torch.randn(7, 4, dtype=torch.float64)
     check_energy_term(SourceTerm(x), 2 * x.unsqueeze(1), Graph(7))
@@ -277,6 +288,8 @@ test_refusals = refuses(
         "a Diffusivity, got Linear",
     ),
     (lambda: check_diffusivity(Cosine, channels=0), "channels must be at least 1"),
+    # A buffer of int64 would not hold it.
+    (lambda: check_diffusivity(Cosine, seed=1 << 63), "seed must"),
     (lambda: check_update(nn.Linear(3, 3)), TypeError, "a StateUpdate, got Linear"),
     (lambda: check_layer(nn.ReLU()), "in_channels"),
     (lambda: check_layer(BatchNormed), TypeError, "a function without arguments"),

@@ -119,6 +119,7 @@ test_what_does_not_fit_is_refused = refuses(
     (lambda: EULER(X, TWO, X[:, :, 1:], X), "values must match the state x"),
     (lambda: EULER(X, TWO, torch.zeros(3, 3, 3), X), "values must have 2 heads"),
     (lambda: EULER(X, TWO, source=X[:, :, 1:]), "source must match the state x"),
+    (lambda: EULER(X.tolist(), TWO, source=X), TypeError, "x must be a tensor"),
     (lambda: ExplicitEuler(torch.tensor(-0.5)), "tau"),
     (lambda: ExplicitEuler(torch.tensor([0.5])), "tau must be one number"),
     (lambda: ExplicitEuler(torch.tensor(1)), "tau"),
