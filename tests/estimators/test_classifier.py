@@ -313,6 +313,9 @@ def test_it_warns_if_a_rare_class_is_seldom_predicted() -> None:
         fitted(rows, y, max_iter=100)
     quiet(rows, y, max_iter=100, class_weight="balanced")
     quiet(rows + 6 * truth[:, None], y, max_iter=100)
+    # A few labels of equal weight are as many labels, however large the weight.
+    few = some(truth, np.arange(1000) < 60)
+    quiet(rows, few, max_iter=100, sample_weight=np.full(1000, 10.0))
 
 
 @pytest.mark.parametrize(
