@@ -106,6 +106,7 @@ test_bad_values = refuses(
         "x",
     ),
     (lambda: DenseCoupling(torch.eye(4, device="meta")).symmetric, "matrix"),
+    (lambda: certify(CertifiedTransformer(-1, 4, 2)), "x must be given"),
     (lambda: ring().to("meta").to("cpu"), "device"),
     (lambda: ring() + IdentityCoupling(4, device="meta"), "device"),
     (lambda: torch.ones((), device="meta") * ring(), "scale"),

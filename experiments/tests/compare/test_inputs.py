@@ -220,10 +220,9 @@ def test_new_rows_are_encoded_as_the_compared_ones(tmp_path):
     # As saved, without the order of columns, with others, and without a label.
     problem.save(tmp_path / "problem.npz")
     problem = Problem.load(tmp_path / "problem.npz")
-    (new,), names = read_more(
-        write(tmp_path, {"new.csv": "city,more,size\nRome,1,2\nParis,2,\n,3,8\n"})[0],
-        problem,
-    )
+    new = write(tmp_path, {"new.csv": "city,more,size\nRome,1,2\nParis,2,\n,3,8\n"})[0]
+    with pytest.warns(UserWarning, match="\"city\" has texts that .* have, 'Paris'"):
+        (new,), names = read_more(new, problem)
     assert names == ["0", "1", "2"]
     # Indicators of missing sizes, sizes, and of no city, Oslo and Rome.
     mean = 8 / 3
@@ -237,6 +236,10 @@ def test_new_rows_are_encoded_as_the_compared_ones(tmp_path):
         read_more("new.npz", problem)
     with pytest.raises(FileNotFoundError):
         read_more(tmp_path / "absent.csv", problem)
+    with pytest.raises(ValueError, match="edges must be left out"):
+        read_more(new, problem, write(tmp_path, {"ends.csv": "a,b\n0,1\n"})[0])
+    with pytest.raises(ValueError, match="directed is for the edges of one graph"):
+        read(table(tmp_path, text), directed=True)
     graph = Data(x=torch.rand(4, 2), y=torch.tensor([0, 1, 0, 1]))
     with pytest.raises(ValueError, match="is for problems that were read from a table"):
         read_more(tmp_path / "new.csv", read([graph]))
@@ -698,7 +701,7 @@ def test_tasks_that_do_not_fit(tmp_path):
         read(graph_list(), task="node")
     with pytest.raises(ValueError, match=r"for rows .a link needs edges"):
         read(removed("edge_index"), task="link")
-    with pytest.raises(ValueError, match="directed is for one graph"):
+    with pytest.raises(ValueError, match="directed is for the edges of one graph"):
         read(graph_list(), directed=True)
     for name in ("edges", "identifier"):
         with pytest.raises(

@@ -126,6 +126,10 @@ def read_more(
             raise ValueError(f"data must be a table .csv; got {describe(source)}.")
         source = table
     if problem.task == "graph" or problem.graphs[0].edge_index is None:
+        if edges is not None:
+            raise ValueError(
+                f"edges must be left out, since the compared rows have none; got {describe(edges)}."
+            )
         return read_new(source, None, encoding)
     if its_edges is None:
         raise ValueError(
@@ -372,10 +376,6 @@ def _from_graphs(
     where: str,
     question: Question,
 ) -> Problem:
-    if question.directed is not None:
-        raise ValueError(
-            f"{where}directed is for one graph, and source is a list; leave it out."
-        )
     field = question.target or "y"
     graphs = []
     labels = []

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -96,6 +97,8 @@ def read_table(
         data = Data(x=table.features(columns))
         graphs = [data]
         if edges is not None:
+            # A table has every edge once.
+            question = replace(question, directed=bool(question.directed))
             joining = _Table(edges)
             _add_edges(data, joining, table, names)
             encoding["weighted"] = "edge_weight" in data
@@ -112,8 +115,7 @@ def read_table(
         graphs,
         _label_values([labels[i] for i in kept], question.task),
         what,
-        # A table has every edge once.
-        replace(question, directed=bool(question.directed)),
+        question,
         table.notes,
         names=[names[i] for i in kept],
         split=None
@@ -192,8 +194,15 @@ class Column:
     def features(self, table: "_Table") -> np.ndarray:
         """Return the features [rows, …] of a column; a text that is none of the kinds has no indicator."""
         if self.kinds:
-            texts = map(_known, table.columns[self.name])
-            return np.array([*texts])[:, None] == np.array(self.kinds)
+            texts = [*map(_known, table.columns[self.name])]
+            unseen = sorted({*texts} - {*self.kinds})
+            if unseen:
+                warnings.warn(
+                    f'{table.path}: the column "{self.name}" has texts that the compared table does not have, '
+                    f"{some(unseen)}. Nothing was learned of them: their rows are predicted from the other columns.",
+                    stacklevel=2,
+                )
+            return np.array(texts)[:, None] == np.array(self.kinds)
         numbers = table.numbers(self.name)
         if numbers is None:
             raise ValueError(

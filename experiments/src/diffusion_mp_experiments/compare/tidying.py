@@ -65,6 +65,10 @@ def as_problem(
         raise ValueError(
             f"{what}: task must be one of {choices} for {kind} (a link needs edges); got {task!r}."
         )
+    if directed is not None and kind != "nodes":
+        raise ValueError(
+            f"directed is for the edges of one graph, and the data are {kind}; leave it out."
+        )
     notes = [*notes]
     classes: tuple[str, ...] = ()
     has_labels: Literal["node", "graph", "link"] = "graph" if of_graphs else "node"
