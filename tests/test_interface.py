@@ -14,11 +14,27 @@ import torch
 
 from cases import COUPLINGS, DIFFUSIVITIES, EDGES, PTR
 from diffusion_mp.couplings import Coupling
+from diffusion_mp.energies import (
+    GaussianPenalty,
+    MixturePenalty,
+    QuadraticPenalty,
+    SigmoidPenalty,
+    SimplePenalty,
+    SoftmaxPenalty,
+)
 from diffusion_mp.graph import Graph
 from helpers import randn
 from pages.names import public_names
 
 FILE = Path(__file__).with_name("interface.json")
+PENALTIES = [
+    QuadraticPenalty(),
+    SimplePenalty(),
+    SigmoidPenalty(),
+    SoftmaxPenalty(6),
+    GaussianPenalty(),
+    MixturePenalty(),
+]
 QUESTIONS = [
     "symmetric",
     "row_stochastic",
@@ -78,6 +94,12 @@ def promises() -> dict[str, str]:
         diffusivity = make().double()
         channels = getattr(diffusivity, "channels", None) or 6
         couplings[f"of {name}"] = diffusivity(randn(11, channels), graph)
+    state = randn(11, 1, 6) / 5
+    for penalty in PENALTIES:
+        name = type(penalty).__name__
+        couplings[f"of {name}"] = penalty.attention(state)
+        normalized = penalty.attention(state, normalize=True)
+        couplings[f"of {name}, normalized"] = normalized
     found = {}
     for name, coupling in couplings.items():
         kept = [question for question in QUESTIONS if getattr(coupling, question)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.data import Data
 
-from diffusion_mp.data import find_clusters
+from diffusion_mp.data import PartOf, find_clusters
 from diffusion_mp.data.partition import Cut, random_partition
 
 
@@ -112,6 +112,14 @@ def test_a_cut_has_the_edges_of_the_definition_in_chunks_of_any_size(
         assert torch.equal(n_id.unique(), n_id.sort().values)  # no node twice
         context = edge_index[:, e_id].unique()
         assert torch.equal(n_id[own:], context[part[context] != k])
+
+
+def test_a_batch_of_no_node_of_its_own_keeps_no_edge():
+    whole = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), num_nodes=3)
+    batch = Data(
+        n_id=torch.tensor([2, 1]), edge_index=torch.tensor([[1], [0]]), batch_size=0
+    )
+    assert PartOf(whole)(batch).kept_edges == 1.0
 
 
 def test_nothing_to_cut():

@@ -645,6 +645,10 @@ def sharded(**options):
             "variance needs .* of all nodes",
         ),
         (
+            lambda: ShardedGraph(torch.zeros(3, 2).long(), 4),
+            r"edge_index must be .*\[2, num_edges\]",
+        ),
+        (
             lambda: GatedGCN(3, 4, 2)(X, sharded()),
             "can not turn edges around, walk along them",
         ),

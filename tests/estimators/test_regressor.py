@@ -129,6 +129,10 @@ def test_the_function_is_a_mean_of_ridge_regression_and_network() -> None:
     same(regressor.predict(NEW), (ridge.predict(NEW) + of_network) / 2, atol=0.05)
     linear = fitted(y=np.where(np.isnan(Y), np.nan, X @ np.arange(4)), max_iter=1)
     assert linear.shares_[0] > 0.99
+    # Rows of hardly any weight count as little, whatever their numbers.
+    weights = np.where(np.arange(43) % 5 == 0, 1e-8, 1.0)
+    y = np.where(weights < 1, 100 * Y, np.where(np.isnan(Y), np.nan, X @ np.arange(4)))
+    assert fitted(y=y, sample_weight=weights, max_iter=1).shares_[0] > 0.99
 
 
 def test_neighbours_help_where_columns_do_not_explain_the_number() -> None:
