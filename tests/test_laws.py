@@ -34,6 +34,7 @@ from diffusion_mp.testing import (
     check_layer,
 )
 from diffusion_mp.updates import StateUpdate
+from helpers import built
 from model_cases import MODELS
 
 #: Public classes with another interface than that of their kind, which have tests of their own.
@@ -127,6 +128,15 @@ def test_layers_pass_the_shape_checks(name):
     layer(
         x, EDGES if options.get("edges", True) else None, batch=MEMBER, **further
     ).sum().backward()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_fresh_matrices_are_zero_or_have_both_signs(name):
+    build, _ = LAYERS[name]
+    for parameter in built(build).parameters():
+        if parameter.dim() >= 2 and parameter.numel() >= 8:
+            low, high = parameter.detach().aminmax()
+            assert low < 0 < high or low == high == 0
 
 
 @pytest.mark.usefixtures("no_typecheck")

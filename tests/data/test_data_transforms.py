@@ -151,6 +151,8 @@ test_what_does_not_fit_is_refused = refuses(
     (lambda: ToDiffusionGraph()([1]), TypeError, "data"),
     (padded(), ValueError, "batch must hold at least one item"),
     (padded((ONE, 0.5)), TypeError, "label"),
+    (padded((ONE, 0), torch.tensor([1, 0])), TypeError, "every item of batch"),
+    (padded((ONE, 0), (ONE, ONE, 0)), TypeError, "every item of batch"),
 )
 
 

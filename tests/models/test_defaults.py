@@ -45,6 +45,13 @@ def spread(model: nn.Module, x: Tensor, edges: Tensor | None) -> tuple[float, fl
     return float(1 - energy[0] / energy.sum()), float(energy.sum().sqrt())
 
 
+@pytest.mark.parametrize(
+    ("layers", "tau"), [(1, 0.75), (2, 0.75), (4, 4**0.25 - 1), (8, 4**0.125 - 1)]
+)
+def test_steps_grow_the_shared_component_fourfold_at_most(layers: int, tau: float):
+    assert DIFFormer(3, 4, 2, layers).convs[0].update.tau == pytest.approx(tau)
+
+
 @pytest.mark.parametrize("edges", [True, False], ids=["graph", "no graph"])
 @pytest.mark.parametrize("kind", [DIFFormer, CertifiedDIFFormer, NodeFormer])
 def test_depth_leaves_the_state_alone(kind: type[nn.Module], edges: bool) -> None:

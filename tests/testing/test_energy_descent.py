@@ -1,10 +1,11 @@
 """`assert_energy_descent` accepts what theory covers, and can fail."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, MessagePassing
 
@@ -56,6 +57,18 @@ def test_a_lambda_below_the_certified_one_is_caught() -> None:
         AssertionError, match=r"ExplicitEuler, step .*the energy rose from"
     ):
         assert_energy_descent(ExplicitEuler(0.5), small)
+
+
+class Rising(dm.CertifiedConv):
+    """Reports its energies in the opposite order."""
+
+    def energies(self, *inputs: Any, **named: Any) -> Tensor:
+        return super().energies(*inputs, **named).flip(-1)
+
+
+def test_energies_that_a_layer_reports_and_that_rise_are_caught() -> None:
+    with pytest.raises(AssertionError, match="its energies rise: "):
+        assert_energy_descent(Rising(4))
 
 
 def test_an_energy_of_the_users_own() -> None:
