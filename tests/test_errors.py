@@ -18,6 +18,7 @@ from diffusion_mp.checks import Count, checked
 from diffusion_mp.couplings import *
 from diffusion_mp.data import label_mask
 from diffusion_mp.diagnostics import posterior_variance
+from diffusion_mp.kernels.pairwise import pairwise_attention
 from diffusion_mp.updates import fixed_point
 from helpers import refuses
 
@@ -107,6 +108,7 @@ test_bad_values = refuses(
     ),
     (lambda: DenseCoupling(torch.eye(4, device="meta")).symmetric, "matrix"),
     (lambda: certify(CertifiedTransformer(-1, 4, 2)), "x must be given"),
+    (lambda: pairwise_attention(V, V, V, score="cosine"), "score"),
     (lambda: ring().to("meta").to("cpu"), "device"),
     (lambda: ring() + IdentityCoupling(4, device="meta"), "device"),
     (lambda: torch.ones((), device="meta") * ring(), "scale"),

@@ -95,6 +95,11 @@ test_options_of_pyg_are_refused_with_the_way_out = refuses(
     ),
     (lambda: mp.GINConv(mlp()), "mlp"),
     (
+        lambda: mp.from_pyg(GIN, {"nn.0.weight": [0.5]}),
+        TypeError,
+        r"state\['nn.0.weight'\] must be a tensor",
+    ),
+    (
         lambda: mp.from_pyg(GIN, pyg.GINConv(mlp(), eps=0.5).state_dict()),
         r"eps is 0.5 in the state and 0 in the layer.*eps=0.5",
     ),

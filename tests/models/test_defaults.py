@@ -45,6 +45,20 @@ def spread(model: nn.Module, x: Tensor, edges: Tensor | None) -> tuple[float, fl
     return float(1 - energy[0] / energy.sum()), float(energy.sum().sqrt())
 
 
+@pytest.mark.parametrize("dropout_on", ["values", "state"])
+def test_dropout_changes_what_is_read_if_it_is_asked_to(dropout_on: str) -> None:
+    x, edges = communities()
+    model = built(
+        lambda: DIFFormer(24, 8, 2, num_layers=1, dropout=0.5, dropout_on=dropout_on)
+    )
+    read: list[Tensor] = []
+    model.convs[0].register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    with torch.no_grad():
+        model.eval()(x, edges)
+        model.train()(x, edges)
+    assert torch.equal(*read) == (dropout_on == "values")
+
+
 @pytest.mark.parametrize(
     ("layers", "tau"), [(1, 0.75), (2, 0.75), (4, 4**0.25 - 1), (8, 4**0.125 - 1)]
 )

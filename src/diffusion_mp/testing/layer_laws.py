@@ -17,6 +17,7 @@ from diffusion_mp.checks import Count, check_counts, check_function, checked
 from diffusion_mp.couplings import Coupling, ScaledCoupling
 from diffusion_mp.diffusivities import AdjacencyDiffusivity
 from diffusion_mp.layers.graph_layer import GraphLayer
+from diffusion_mp.testing.coupling_laws import expect_promises
 from diffusion_mp.testing.laws import Law, expect, expect_close, expect_equal, run_laws
 from diffusion_mp.testing.module_laws import (
     LIBRARY_LAWS,
@@ -218,7 +219,7 @@ def _graph_in_place_of_edges(case: LayerCase) -> None:
 
 
 def _returned_coupling(case: LayerCase) -> None:
-    """return_coupling=True adds the coupling of the step and leaves the output as it is"""
+    """return_coupling=True adds the coupling of the step, with true promises, and leaves the output as it is"""
     module = case.module()
     instance = join(case.batch())
     out, couplings = case.call(module, instance, return_coupling=True)
@@ -228,6 +229,7 @@ def _returned_coupling(case: LayerCase) -> None:
     for coupling in couplings if isinstance(couplings, (list, tuple)) else [couplings]:
         expect(isinstance(coupling, Coupling), f"the coupling is {coupling!r}")
         expect_equal(coupling.num_nodes, instance.num_nodes, "its number of nodes")
+        expect_promises("the coupling", coupling, coupling.to_dense())
 
 
 GRAPH_LAYER_LAWS: tuple[Law[LayerCase], ...] = (
