@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from diffusion_mp.diffusivities import EdgeSparseFlowDiffusivity, SparseFlowDiffusivity
@@ -46,6 +47,18 @@ def test_definition_in_values_and_gradients(alpha):
     v = randn(9, 6, seed=1).unflatten(1, (2, 3))
     product = torch.einsum("hij,jhd->ihd", expected, v)
     agree(coupling @ v, product, leaves, (1e-10, 1e-10), (1e-8, 1e-9))
+
+
+def test_unit_queries_and_keys_are_those_of_the_state_itself():
+    """Keys are shifted where that changes no score; a shifted key would be another unit vector."""
+    module = build(heads=2, head_channels=4, lam=0.0, normalize="row")
+    x = 3 + randn(9, 6)
+    q, k = (
+        normalize((x @ projection.weight.T).unflatten(1, (2, 4)), dim=2)
+        for projection in (module.query, module.key)
+    )
+    expected = torch.einsum("ihd,jhd->hij", q, k) / 2
+    close(module(x).to_dense(), expected.softmax(2))
 
 
 def test_without_friction_it_is_softmax_and_more_friction_is_sparser():
