@@ -307,6 +307,81 @@ def below(s: Tensor, u: Tensor, bound: Tensor, rows: Dense) -> tuple[Tensor, Ten
     return within.sub_(1).mul_(torch.finfo(s.dtype).max / 4).add_(s), count
 
 
+def _reach(
+    problem: RowProblem, candidates: Tensor, ceiling: Tensor, rows: Dense
+) -> Tensor:
+    """Return the friction below which entries can flow, by Newton's method on μ, right to its leading digits."""
+    s, u, resistance, friction, lam, leak = problem
+    info = torch.finfo(s.dtype)
+    limit = exp_limit(s.dtype)
+    # In units of the largest conductance weights are at most one, and no threshold overflows.
+    top = rows.top(candidates).clamp_min(info.min)
+    weight = exp_(torch.sub(candidates, rows.spread(top)))
+    weight = torch.threshold_(weight, 2 * math.exp(-limit), 0.0)
+    # u may be ∞.
+    offset = (lam.log() - friction + resistance + top).clamp_min(info.min)
+    threshold = exp_(torch.add(u, rows.spread(offset)))
+    leak_in_units = leak * (-resistance - top).exp()
+    log_root = newton(weight, threshold, leak_in_units, rows=rows).root.log()
+    slack = 32 * info.eps * (1 + log_root.abs() + offset.abs())
+    reach = torch.where(log_root > limit - 1, torch.inf, log_root - offset + slack)
+    return reach.minimum(ceiling)
+
+
+class FromBest(NamedTuple):
+    """The best of the candidates of every row, and the unit in which ζ and γ are ρ and ν; see :func:`solve`."""
+
+    best: Tensor
+    friction: Tensor  # u_o
+    log_c: Tensor
+    log_f: Tensor
+    a: Tensor
+    w: Tensor
+    nu: Tensor
+    lift: Tensor
+    height: Tensor  # log(e^h/c_o) of the unit e^h
+
+
+def _from_best(problem: RowProblem, candidates: Tensor, rows: Dense) -> FromBest:
+    s, u, resistance, friction, lam, _ = problem
+    log_lam = lam.log()
+    best = rows.best(candidates)
+    s_best = rows.at(s, best).clamp_min(torch.finfo(s.dtype).min / 8)
+    u_best = rows.at(u, best)
+    log_c = resistance + s_best
+    unit, lift, rise, nu = units(log_c + log_lam + (u_best - friction))
+    # Not w − U, whose rounding may exceed it.
+    log_f = torch.where(rise > 0, nu.log() - log_c - log_lam, u_best - friction)
+    return FromBest(
+        best,
+        u_best,
+        log_c,
+        log_f,
+        unit - s_best,
+        u_best + rise,
+        nu,
+        lift,
+        unit - log_c,
+    )
+
+
+def _weights_and_thresholds(
+    problem: RowProblem, candidates: Tensor, o: FromBest, rows: Dense
+) -> tuple[Tensor, Tensor]:
+    """Return e^{s − s_o} and γ(e^{u − u_o} − 1) of the candidates in the unit of their row, the former in place."""
+    limit = exp_limit(candidates.dtype)
+    apart = torch.sub(problem.u, rows.spread(o.w))
+    weight = candidates.add_(rows.spread(o.a))
+    if bool(o.lift.any()):
+        weight += torch.lt(apart, 0) * rows.spread(o.lift)
+    # No entry that flows conducts more than o.
+    exp_(weight, unit_limit(weight.dtype))
+    # Any threshold above ρ is as good as 2.
+    highest = (2 / o.nu).log1p().clamp(max=limit)
+    threshold = exp_(apart.clamp_max_(rows.spread(highest))).sub_(1)
+    return weight, threshold.mul_(rows.spread(o.nu))
+
+
 def solve(problem: RowProblem, rows: Dense = DENSE) -> RowPotentials:
     """Solve complete rows; ``best`` is a place among the entries.
 
@@ -324,107 +399,60 @@ def solve(problem: RowProblem, rows: Dense = DENSE) -> RowPotentials:
     """
     s, u, resistance, friction, lam, leak = problem
     info = torch.finfo(s.dtype)
-    limit = exp_limit(s.dtype)
-    log_lam = lam.log()
     candidates = s
     ceiling = torch.full_like(lam, torch.inf)
     while True:
-        # In units of the largest conductance weights are at most one, and no threshold overflows.
-        top = rows.top(candidates).clamp_min(info.min)
-        weight = torch.threshold_(
-            exp_(torch.sub(candidates, rows.spread(top))), 2 * math.exp(-limit), 0.0
-        )
-        offset = (log_lam - friction + resistance + top).clamp_min(
-            info.min
-        )  # u may be ∞
-        threshold = exp_(torch.add(u, rows.spread(offset)))
-        log_root = newton(
-            weight,
-            threshold,
-            # In the unit of the weights.
-            leak * (-resistance - top).exp(),
-            rows=rows,
-        ).root.log()
-        slack = 32 * info.eps * (1 + log_root.abs() + offset.abs())
-        reach = torch.where(
-            log_root > limit - 1, torch.inf, log_root - offset + slack
-        ).minimum(ceiling)
-
+        reach = _reach(problem, candidates, ceiling, rows)
         # Only entries whose threshold lies below the root can flow, up to the rounding of both.
         candidates, count = below(s, u, reach, rows)
-        best = rows.best(candidates)
-        s_best = rows.at(s, best).clamp_min(info.min / 8)
-        u_best = rows.at(u, best)
-        log_c = resistance + s_best
-        unit, lift, rise, nu = units(log_c + log_lam + (u_best - friction))
-        w = u_best + rise
-        # Not w − U, whose rounding may exceed it.
-        log_f = torch.where(rise > 0, nu.log() - log_c - log_lam, u_best - friction)
-        a = unit - s_best
-
-        weight = candidates.add_(rows.spread(a))
-        if bool(lift.any()):
-            weight += torch.lt(u, rows.spread(w)) * rows.spread(lift)
-        exp_(weight, unit_limit(s.dtype))  # no entry that flows conducts more than o
-        # Any threshold above ρ is as good as 2.
-        highest = (2 / nu).log1p().clamp(max=limit)
-        threshold = (
-            exp_(torch.sub(u, rows.spread(w)).clamp_max_(rows.spread(highest)))
-            .sub_(1)
-            .mul_(rows.spread(nu))
-        )
-        # o conducts like a leak, also below its threshold: the sign of ρ says whether it flows.
         some = count > 0
-        own = rows.at(weight, best).where(some, 0.0)
-        by_leak = leak * (unit - log_c).exp()
-        total = 1 - leak * lam * log_f.exp()
-        others = rows.without(weight, best)
+        o = _from_best(problem, candidates, rows)
+        weight, threshold = _weights_and_thresholds(problem, candidates, o, rows)
+        # o conducts like a leak, also below its threshold: the sign of ρ says whether it flows.
+        own = rows.at(weight, o.best).where(some, 0.0)
+        by_leak = leak * o.height.exp()
+        total = 1 - leak * lam * o.log_f.exp()
+        others = rows.without(weight, o.best)
         rho, slope, moment, active, support, _ = newton(
             others, threshold, by_leak + own, total, count, rows
         )
-
         flows = some & (rho > 0)
         if flows.all():
             break
         # An o closed by rounding alone serves as well, if others flow and their sum is right to the last digits.
-        flows |= (
-            some & (rho * own > -8 * info.eps) & (slope > info.tiny**0.5) & (lift == 0)
-        )
+        by_rounding = (rho * own > -8 * info.eps) & (slope > info.tiny**0.5)
+        flows |= some & by_rounding & (o.lift == 0)
         closed = some & ~flows
         if not closed.any():
             break
         # Where the best does not flow, no entry of as much friction does.
-        ceiling = torch.where(closed, u_best, ceiling)
+        ceiling = torch.where(closed, o.friction, ceiling)
         candidates, _ = below(s, u, ceiling, rows)
 
-    # logarithms of θ_o and of what multiplies ρ
-    theta = log_lam + log_f
-    height = unit - log_c
-    above = torch.logaddexp(theta, rho.log() + height)
-    beneath = theta + (rho / nu).log1p()
+    # The logarithm of θ_o.
+    theta = lam.log() + o.log_f
+    above = torch.logaddexp(theta, rho.log() + o.height)
+    beneath = theta + (rho / o.nu).log1p()
     through = slope + own * (rho > 0)
     # Rounding of w would open closed entries.
     reach = reach.where(rows.add(active) > count, torch.inf)
     # Over the entries that flow z = ρp − pt, and e^{u − w} = 1 + t/ν.
     resisted = rows.add(active.mul_(weight).mul_(threshold).mul_(threshold))
-    drag = nu * slope + moment
-    work = theta.exp() * (rho * through - moment) + (unit + lift - log_c).exp() * (
-        rho * moment - resisted
-    )
+    by_others = (o.height + o.lift).exp() * (rho * moment - resisted)
     solved = RowPotentials(
-        a,
-        w,
+        o.a,
+        o.w,
         rho,
-        nu,
-        lift,
+        o.nu,
+        o.lift,
         reach,
-        best,
+        o.best,
         torch.where(rho > 0, above, beneath),
         resistance,
         friction,
         through + by_leak,
-        drag,
-        work,
+        o.nu * slope + moment,
+        theta.exp() * (rho * through - moment) + by_others,
         support,
     )
     return solved if flows.all() else or_still(solved, flows, leak)
