@@ -369,8 +369,6 @@ class ScorePenalty(Penalty):
         normalize: bool = False,
         nonnegative: bool = True,
     ) -> Coupling:
-        q = query
-        k = key
         mutual = key is None
         scale = self.scale
         offset = self.offset
@@ -380,25 +378,13 @@ class ScorePenalty(Penalty):
             offset = offset / radius**2
             if self.linear:
                 measure = "inner"
-        # Linear attention divides by norms and by row sums in the passes that compute
-        # the product.
-        fused = self.linear and normalize
-        if radius is not None and not fused:
-            q = unit_vectors(q)
-            if k is not None:
-                k = unit_vectors(k)
-            centre = q.new_zeros(1, 1, 1)  # unit vectors lie around the origin
-        # Then the features of receivers and senders are equal too.
-        equal = mutual and measure == "inner"
         if measure == "inner":
+            # ½‖u − v‖² = 1 − u·v for unit vectors
             offset = offset - 1
-            k = q if k is None else k
-        else:
-            # All pairs cancel the rounding of a linear f in their sums.
-            sharpness = None if self.linear else scale
-            q, k = distance_features(q, k, ptr, centre=centre, sharpness=sharpness)
-        if fused:
-            # The scale cancels in a row.
+        if self.linear and normalize:
+            # It divides by norms and by row sums in the passes that compute the product, and the scale cancels in a
+            # row.
+            q, k = self._features(query, key, ptr, centre, measure, scale)
             return LinearAttentionCoupling(
                 q,
                 k,
@@ -409,10 +395,15 @@ class ScorePenalty(Penalty):
                 mutual=mutual,
                 _checked=True,
             )
+        if radius is not None:
+            query = unit_vectors(query)
+            key = None if key is None else unit_vectors(key)
+            centre = query.new_zeros(1, 1, 1)  # unit vectors lie around the origin
+        q, k = self._features(query, key, ptr, centre, measure, scale)
         if self.g == "exp" and normalize:
             offset = 0.0  # a factor of all entries cancels in a row
-        # A negative constant has no square root for both sides.
-        equal = equal and offset >= 0
+        # Then the features of both sides are equal: a negative constant has no square root for both.
+        equal = mutual and measure == "inner" and offset >= 0
         q, k = _affine(q, k, scale, offset, equal)
         symmetric = mutual and not normalize
         if self.g == "linear":
@@ -438,6 +429,22 @@ class ScorePenalty(Penalty):
             mutual=mutual,
             _checked=True,
         )
+
+    def _features(
+        self,
+        query: HeadState,
+        key: HeadState | None,
+        ptr: Tensor | None,
+        centre: Tensor | None,
+        measure: Measure,
+        scale: float,
+    ) -> tuple[HeadState, HeadState]:
+        """Return features of receivers and senders whose inner product is q·k, or −½‖q − k‖²."""
+        if measure == "inner":
+            return query, query if key is None else key
+        # All pairs cancel the rounding of a linear f in their sums.
+        sharpness = None if self.linear else scale
+        return distance_features(query, key, ptr, centre=centre, sharpness=sharpness)
 
 
 def _affine(
