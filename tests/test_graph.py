@@ -93,6 +93,7 @@ test_what_is_no_graph_is_refused = refuses(
         "adjacency",
     ),
     (lambda: Graph.from_sparse(torch.eye(3).to_sparse(1)), ValueError, "adjacency"),
+    (lambda: Graph.from_sparse(torch.ones(3, 2).to_sparse()), ValueError, "adjacency"),
     (
         lambda: Graph(3, EDGES, WEIGHT).degree(dtype=torch.long),
         TypeError,

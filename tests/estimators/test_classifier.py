@@ -583,6 +583,7 @@ OPTIONS: list[tuple[str, Any]] = [
     ("cv", 2.5),
     ("rounds", 0),
     ("class_weight", {0: 1, 1: 1, 2: -1}),
+    ("class_weight", {0: 1, 1: 1, 2: np.inf}),
     ("verbose", -1),
     ("verbose", "loud"),
     ("dropout", 1.0),
