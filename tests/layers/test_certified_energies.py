@@ -37,6 +37,21 @@ def inputs(ragged: bool) -> tuple[tuple[Tensor, Tensor, None, Tensor | None], Te
     return (3.0 * randn(N, C, seed=1), EDGES[:, inside], None, BATCH), KINDS[inside]
 
 
+def test_a_gate_multiplies_the_weights_of_edges():
+    edges = torch.tensor([[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]])
+    module = WeightedGraph(C, gate=True, matrix="identity").double()
+    x = randn(5, C)
+    z = randn(5, C, seed=1)
+    sender, receiver = edges
+    ends = torch.cat([x[sender] + x[receiver], (x[sender] - x[receiver]).abs()], 1)
+    weights = torch.zeros(5, 5, dtype=torch.float64)
+    weights[receiver, sender] = module.gate(ends).tanh()[:, 0].detach()
+    graph = Graph(5, edges)
+    half = module(x, graph).half_gradient(z.unsqueeze(1), graph)
+    expected = weights.abs().sum(1)[:, None] * z - weights @ z
+    close(half[:, 0], module.weight() * expected)
+
+
 def energies_of_the_run(module: nn.Module, *args: Any, **given: Any) -> Tensor:
     """F of every block before its first step and of its output, from hooks on a call."""
     values: list[Tensor] = []
