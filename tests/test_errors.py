@@ -18,6 +18,7 @@ from diffusion_mp.checks import Count, checked
 from diffusion_mp.couplings import *
 from diffusion_mp.data import label_mask
 from diffusion_mp.diagnostics import posterior_variance
+from diffusion_mp.diffusivities import SumDiffusivity
 from diffusion_mp.kernels.pairwise import pairwise_attention
 from diffusion_mp.updates import fixed_point
 from helpers import refuses
@@ -169,6 +170,8 @@ test_bad_types = refuses(
     (lambda: Graph.from_sparse(torch.eye(4)), "adjacency"),
     (lambda: Graph.from_data({"x": X}), "data"),
     (lambda: diagnose(DIFFormer(3, 4, 2), X, EDGES), "DIFFormerConv"),
+    (lambda: SumDiffusivity([SimpleDiffusivity(), 1.0]), "terms"),
+    (lambda: LinearAttentionCoupling(V, V, constant="one"), "constant"),
     (lambda: DIFFormer(3, 4, 2)(X, EDGES, batch_size=2), "batch_size"),
     (lambda: DIFFormerConv(3, 3, graph_weight=True), "graph_weight"),
     (lambda: fixed_point(torch.cos, X, energy=lambda z: z), "energy"),

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ from diffusion_mp.couplings import ReweightedCoupling, Sums, UniformCoupling
 from diffusion_mp.diagnostics import posterior_variance
 from diffusion_mp.diffusivities import (
     GaussianDiffusivity,
+    KernelizedSoftmaxDiffusivity,
     PenaltyDiffusivity,
     Positive,
     SigmoidDiffusivity,
@@ -439,6 +441,25 @@ def far_rows_on_one_rank():
 
 def test_ranks_agree_on_the_precision_of_distances(tmp_path):
     on_ranks(far_rows_on_one_rank, 2, tmp_path)
+
+
+def logarithms_of_noisy_attention():
+    x, edge_index, *_ = data(torch.float64)
+    graph = ShardedGraph(edge_index, NODES)
+    results = []
+    for rows, part in ((graph.rows, graph), (slice(None), Graph(NODES, edge_index))):
+        make = partial(KernelizedSoftmaxDiffusivity, FEATURES, heads=2, num_samples=3)
+        attention = build(make, torch.float64)
+        state = x[rows].clone().requires_grad_()
+        logs = attention(state, part).log_at(part.edge_index)
+        results.append((logs, *torch.autograd.grad(logs.square().sum(), state)))
+    (logs, grad), (expected, theirs) = results
+    assert error(logs, expected[graph.positions], expected) < 1e-12
+    assert error(grad, theirs[graph.rows], theirs) < 1e-12
+
+
+def test_logarithms_of_the_samples_over_ranks(tmp_path):
+    on_ranks(logarithms_of_noisy_attention, 2, tmp_path)
 
 
 def within_a_group():
