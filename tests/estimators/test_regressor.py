@@ -14,6 +14,8 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch_geometric.utils import to_dense_adj
 
 from diffusion_mp.estimators import DiffusionRegressor
+from diffusion_mp.estimators.base import Labelled
+from diffusion_mp.estimators.regressor import _PRECISIONS
 from helpers import refuses
 
 RNG = np.random.default_rng(0)
@@ -84,6 +86,29 @@ def test_residuals_spread_to_the_minimiser_of_their_energy(precision: float) -> 
     found, metric, right = spread(regressor, precision)
     field = precision * (np.eye(43) + 20 * laplacian(regressor))
     same(found, np.linalg.solve(np.diag(metric) + field, right))
+
+
+def test_the_chosen_precision_predicts_held_out_residuals_best() -> None:
+    regressor = fitted(mu=20.0, max_iter=1)
+    labelled = np.flatnonzero(~np.isnan(Y))
+    weights = RNG.random(25) + 0.5
+    residual = 3 + X[labelled, 0] + 0.1 * RNG.normal(size=25)
+    folds = [(np.empty(0), np.arange(start, 25, 5)) for start in range(5)]
+    regressor._spread_residual(Labelled(labelled, residual, weights), residual, folds)
+    field = np.eye(43) + 20 * laplacian(regressor)
+    errors = {np.inf: weights @ residual**2}
+    for precision in _PRECISIONS:
+        errors[precision] = 0.0
+        for _, predict in folds:
+            metric = np.zeros(43)
+            metric[labelled] = weights
+            metric[labelled[predict]] = 0.0
+            right = np.zeros(43)
+            right[labelled] = metric[labelled] * residual
+            found = np.linalg.solve(np.diag(metric) + precision * field, right)
+            left = residual[predict] - found[labelled[predict]]
+            errors[precision] += weights[predict] @ left**2
+    assert regressor.precision_ == min(errors, key=errors.__getitem__) < np.inf
 
 
 def test_means_and_deviations_are_those_of_a_gaussian_process(
