@@ -211,6 +211,19 @@ def test_the_derivative_of_the_formula_is_the_default() -> None:
     torch.library.opcheck(torch.ops.tests.sums.default, (x, node, 2.5, "auto"))
 
 
+def test_the_derivative_of_the_formula_takes_arguments_of_two_precisions() -> None:
+    @operation("tests::weighted", family="weighted", formula=torch.mv, cpu=torch.mv)
+    def weighted(matrix: Wide, v: Wide) -> Tensor:
+        return matrix.new_empty(matrix.size(0))
+
+    matrix = randn(3, 4).float().requires_grad_()
+    v = randn(4).requires_grad_()
+    grads = torch.autograd.grad(weighted(matrix, v).sum(), (matrix, v))
+    assert [grad.dtype for grad in grads] == [torch.float32, torch.float64]
+    torch.testing.assert_close(grads[1], matrix.detach().double().sum(0))
+    torch.testing.assert_close(grads[0], v.detach().float().expand(3, 4))
+
+
 def test_precision() -> None:
     """Wide arguments are summed in float32 and narrow ones stay as they are; autocast does not reach either."""
     ones = torch.ones(5000, 1, 1, dtype=torch.bfloat16)
