@@ -438,8 +438,8 @@ class ScorePenalty(Penalty):
         centre: Tensor | None,
         measure: Measure,
         scale: float,
-    ) -> tuple[HeadState, HeadState]:
-        """Return features of receivers and senders whose inner product is q·k, or −½‖q − k‖²."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return features [N, H, F] of receivers and senders whose inner product is q·k, or −½‖q − k‖²."""
         if measure == "inner":
             return query, query if key is None else key
         # All pairs cancel the rounding of a linear f in their sums.
