@@ -343,6 +343,7 @@ class FromBest(NamedTuple):
 
 
 def _from_best(problem: RowProblem, candidates: Tensor, rows: Dense) -> FromBest:
+    """Return the candidate of every row that conducts best."""
     s, u, resistance, friction, lam, _ = problem
     log_lam = lam.log()
     best = rows.best(candidates)
