@@ -328,8 +328,10 @@ def _compared(
         larger = _grown(planned, table, harness, beside, left, table_splits(problem))
         finished = larger == planned
         planned = larger
-    # So that a later call with as many minutes makes the same table.
-    replace(planned, seconds=0.0).save(path)
+    # As if the trainings had taken all of the time: a later call with as many minutes makes the same table, and what it
+    # has more is for what is new.
+    spent = sum(record["seconds"] for record in harness.done.values())
+    replace(planned, seconds=spent).save(path)
     table = planned.applied(table)
     result = Comparison(problem, table, folder, planned)
     # A moment is left for the pictures.
@@ -392,9 +394,11 @@ def _made(
     harness.search_each = workers.until(searched, (searched + end) / 2)
     harness.make(table.rows)
     new = list(harness.done.values())[before:]
+    if not new:
+        return harness, 0.0
     trained = sum(record["seconds"] for record in new)
     spent = workers.jobs * (time.monotonic() - now)
-    return harness, (spent - trained) / max(len(new), 1)
+    return harness, (spent - trained) / len(new)
 
 
 def search_share(harness: Harness) -> float:
