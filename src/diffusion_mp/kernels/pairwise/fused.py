@@ -87,7 +87,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "N H D"]:
 
 def _by_head(x: Tensor, width: int) -> Tensor:
     """[N, H, F] → [1, H, N, width], zero beyond F, with contiguous rows as the kernel needs them."""
-    x = pad(x, (0, width - x.size(2)))
+    # By no column, it would be a copy.
+    if x.size(2) < width:
+        x = pad(x, (0, width - x.size(2)))
     if x.stride(2) != 1:
         x = x.contiguous()
     return x.transpose(0, 1).unsqueeze(0)
