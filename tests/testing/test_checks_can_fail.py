@@ -36,7 +36,7 @@ from diffusion_mp.testing import (
 )
 from diffusion_mp.testing.coupling_laws import COUPLING_LAWS
 from diffusion_mp.testing.diffusivity_laws import DIFFUSIVITY_LAWS
-from diffusion_mp.testing.laws import Law, LawBroken, expect_writable
+from diffusion_mp.testing.laws import Law, LawBroken, by_name, expect_writable
 from diffusion_mp.testing.layer_laws import (
     GRAPH_LAYER_LAWS,
     LAYER_LAWS,
@@ -157,10 +157,12 @@ def test_broken_couplings_are_named(law: str, body: Body) -> None:
 
 
 def names(laws: Sequence[Law[Any]]) -> set[str]:
-    found = [law.__name__.strip("_").replace("_", " ") for law in laws]
-    # Of two laws of one name only the last would be checked.
-    assert len(set(found)) == len(found)
-    return set(found)
+    return set(by_name(laws))
+
+
+def test_laws_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="laws must have different names"):
+        by_name([*COUPLING_LAWS, COUPLING_LAWS[0]])
 
 
 def test_every_law_of_couplings_has_been_broken() -> None:
@@ -592,6 +594,15 @@ def test_broken_layers_are_named(law: str, body: Body) -> None:
             skip=dict.fromkeys(others, "not this one"),
             compile=True,
         )
+
+
+def test_a_result_that_a_layer_keeps_is_named() -> None:
+    remembers = type("Remembers", (Layer,), {"forward": last_result})
+    with pytest.raises(
+        AssertionError,
+        match=r"Remembers breaks the law 'writable'.*what the next call returns",
+    ):
+        check_layer(remembers)
 
 
 def test_every_law_of_layers_has_been_broken() -> None:

@@ -181,6 +181,15 @@ def seeded(seed: Seed) -> Iterator[None]:
         yield
 
 
+def by_name(laws: Sequence[Law[Case]]) -> dict[str, Law[Case]]:
+    """Return the laws by their names, which are those of the functions."""
+    names = {law.__name__.strip("_").replace("_", " "): law for law in laws}
+    # Of two laws of one name only the last would be checked.
+    if len(names) < len(laws):
+        raise ValueError(f"laws must have different names; got {[*names]}.")
+    return names
+
+
 def run_laws(
     subject: str,
     laws: Sequence[Law[Case]],
@@ -201,7 +210,7 @@ def run_laws(
         skip, "skip", (Mapping, NoneType), "a mapping from the names of laws to reasons"
     )
     skipped = dict(skip or {})
-    names = {law.__name__.strip("_").replace("_", " "): law for law in laws}
+    names = by_name(laws)
     if unknown := sorted(skipped.keys() - names):
         raise ValueError(
             f"skip names the laws {unknown}, expected some of {sorted(names)}"
